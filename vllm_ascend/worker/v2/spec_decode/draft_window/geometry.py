@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM-Ascend project
+"""The draft window's arithmetic: the only place where it is written down for the host and for plain torch.
+
+Symbols, as in the design page: ``s`` sequence length that draft attention would read, ``q`` query tokens of this
+forward, ``K`` look-ahead (positions beyond ``s`` that later steps of the same proposal read), ``W`` window, ``S`` sink,
+``b`` alignment (least common multiple of the draft groups' block sizes), all in tokens. ::
+
+    s       = min(s, limit)
+    start   = floor(max(s - max(W - K, q), 0) / b) * b
+    sink    = ceil(S / b) * b
+    removed = start - sink   if start > sink and s >= min_context   else 0
+    length  = s - removed
+    column c of a group reads column c (c < sink / b_g) or c + removed / b_g of the full block table
+
+Cutting ``removed`` tokens out of the middle says everything: both edges are multiples of ``b``, so every group can cut
+at the same token, and a request from which nothing is removed keeps its lengths and its columns.
+
+Needs torch only. The fused Triton launch in ``kernels.py`` computes the same on the device.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+IntArray = TypeVar("IntArray", np.ndarray, torch.Tensor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowGeometry:
+    """Window, alignment and block-table shape of one draft model.
+
+    Attributes:
+        window: W, newest tokens that stay visible.
+        block_sizes: tokens per block-table column, one entry per draft KV cache group.
+        full_columns: columns of the full block table, one entry per draft KV cache group.
+        max_model_len: longest sequence that the engine serves.
+        max_queries: most query tokens of one request in one forward.
+        max_lookahead: largest K.
+        sink: S, first tokens that stay visible.
+        min_context: requests shorter than this are not windowed.
+    """
+
+    window: int
+    block_sizes: tuple[int, ...]
+    full_columns: tuple[int, ...]
+    max_model_len: int
+    max_queries: int
+    max_lookahead: int = 0
+    sink: int = 0
+    min_context: int = 0
+
+    @cached_property
+    def alignment(self) -> int:
+        """b: the groups share one ``seq_lens`` tensor in the metadata build, so they must share one start."""
+        return math.lcm(*self.block_sizes)
+
+    @cached_property
+    def aligned_sink(self) -> int:
+        return -(-self.sink // self.alignment) * self.alignment
+
+    @cached_property
+    def limit(self) -> int:
+        """Longest length that may be read. Near ``max_model_len`` a stock length can run past the block table."""
+        return min(self.max_model_len, *(c * b for c, b in zip(self.full_columns, self.block_sizes, strict=True)))
+
+    @cached_property
+    def max_length(self) -> int:
+        """Upper bound of every windowed length plus its look-ahead."""
+        cropped = max(self.window, self.max_queries + self.max_lookahead) + self.alignment - 1 + self.aligned_sink
+        gated = self.min_context - 1 + self.max_lookahead
+        return min(max(cropped, gated), self.limit + self.max_lookahead)
+
+    @cached_property
+    def columns(self) -> tuple[int, ...]:
+        """Columns of the cropped block tables, one entry per draft KV cache group."""
+        return tuple(
+            min(-(-self.max_length // size), full)
+            for size, full in zip(self.block_sizes, self.full_columns, strict=True)
+        )
+
+    def first_cropped(self, *, queries: int, lookahead: int = 0) -> int:
+        """Smallest ``s`` that the window changes; shorter requests keep their lengths and tables bit for bit."""
+        reach = max(self.window - lookahead, queries)
+        # Above `limit` nothing is removed yet, but the length is clamped.
+        return min(max(reach + self.aligned_sink + self.alignment, self.min_context), self.limit + 1)
+
+    def lengths(self, seq_lens: IntArray, *, queries: int | IntArray, lookahead: int = 0) -> tuple[IntArray, IntArray]:
+        """Cut the window for a batch.
+
+        Args:
+            seq_lens: s, int32, shape [num_reqs]; 0 marks a padding row.
+            queries: q, one number, or int32 of shape [num_reqs].
+            lookahead: K.
+
+        Returns:
+            ``(removed, length)``, both like ``seq_lens``: tokens taken out behind the sink, and what is left to read.
+        """
+        room = self.window - lookahead
+        reach = max(room, queries) if isinstance(queries, int) else queries.clip(min=room)
+        # [num_reqs]
+        seq_lens = seq_lens.clip(min=0, max=self.limit)
+        start = (seq_lens - reach).clip(min=0) // self.alignment * self.alignment
+        cropped = (start > self.aligned_sink) & (seq_lens >= self.min_context)
+        removed = (start - self.aligned_sink) * cropped
+        return removed, seq_lens - removed
+
+    def host_bound(
+        self, upper_bound: np.ndarray, *, max_rejected: int, queries: int | np.ndarray, lookahead: int = 0
+    ) -> np.ndarray:
+        """Windowed length that no device length in ``[upper_bound - max_rejected, upper_bound]`` exceeds.
+
+        The host counts tokens that the device may have rejected. The windowed length is a sawtooth in ``s``, so its
+        largest value over a range lies at the range's end or just before an edge inside it: the last block edge, or
+        the length gate.
+
+        Args:
+            upper_bound: optimistic host lengths, int32, shape [num_reqs].
+            max_rejected: R, most tokens by which the host can be ahead.
+
+        Returns:
+            int32, shape [num_reqs].
+        """
+        upper = upper_bound.clip(min=0, max=self.limit)
+        lower = (upper_bound - max_rejected).clip(min=0, max=self.limit)
+        room = self.window - lookahead
+        reach = max(room, queries) if isinstance(queries, int) else queries.clip(min=room)
+        before_edge = reach + (upper - reach) // self.alignment * self.alignment - 1
+        bound = np.zeros_like(upper)
+        for candidate in (upper, before_edge.clip(lower, upper), np.clip(self.min_context - 1, lower, upper)):
+            _, length = self.lengths(candidate, queries=queries, lookahead=lookahead)
+            np.maximum(bound, length, out=bound)
+        return bound
+
+    def crop_block_table(
+        self,
+        group: int,
+        # [num_reqs, full_columns]
+        full_table: torch.Tensor,
+        # [num_reqs]
+        removed: torch.Tensor,
+        # [num_reqs]
+        length: torch.Tensor,
+        *,
+        lookahead: int = 0,
+    ) -> torch.Tensor:
+        """Plain-torch twin of the fused launch: the cropped table of one group, [num_reqs, columns], ids unchanged."""
+        size, columns = self.block_sizes[group], self.columns[group]
+        # [columns]
+        column = torch.arange(columns, dtype=torch.int32, device=full_table.device)
+        # [num_reqs, 1]
+        shift = (removed // size).unsqueeze(1)
+        # A padding row has no look-ahead either: it must not point at anything.
+        needed = ((length + lookahead * (length > 0) + size - 1) // size).unsqueeze(1)
+        # [num_reqs, columns]
+        source = column + shift * (column >= self.aligned_sink // size)
+        real = (column < needed) & (source < full_table.shape[1])
+        ids = full_table.gather(1, source.clip(max=full_table.shape[1] - 1).long())
+        return ids * real

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM-Ascend project
+"""Which KV cache groups hold draft layers, and whether cropping their block tables is sound."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .config import WindowOff
+
+# Specs whose layers read nothing but "the newest tokens of one block table". Subclasses are not assumed to: chunked
+# local and prefix-sharing attention derive chunk borders from absolute lengths.
+_CROPPABLE_SPECS = frozenset({"FullAttentionSpec", "TQFullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftGroups:
+    """Draft KV cache groups; the three tuples have one entry per group."""
+
+    group_ids: tuple[int, ...]
+    # tokens per block-table column
+    block_sizes: tuple[int, ...]
+    full_columns: tuple[int, ...]
+    native_window: int | None
+
+
+def inspect_draft_groups(attn_groups: Sequence[Sequence[Any]], block_tables: Any) -> DraftGroups | WindowOff:
+    """Describe the draft's KV cache groups.
+
+    Args:
+        attn_groups: the speculator's attention groups, one list per KV cache group, empty where no draft layer lives.
+        block_tables: the runner's ``BlockTables``.
+
+    Raises:
+        ValueError: a draft layer keeps something else than an attention KV cache that cropping can bound.
+    """
+    group_ids = tuple(i for i, groups in enumerate(attn_groups) if groups)
+    if not group_ids:
+        return WindowOff("the draft has no attention layers")
+    native_windows = []
+    for group in (group for i in group_ids for group in attn_groups[i]):
+        backend = group.backend.get_name()
+        for spec in _specs(group.kv_cache_spec):
+            if "DSA" in backend or getattr(spec, "model_version", None) == "deepseek_v4":
+                return WindowOff(f"the sparse backend {backend} derives positions from seq_lens")
+            if type(spec).__name__ not in _CROPPABLE_SPECS:
+                raise ValueError(
+                    f"draft_window_size does not support the draft's KV cache of type {type(spec).__name__} "
+                    f"(layers {', '.join(group.layer_names)}); supported are {', '.join(sorted(_CROPPABLE_SPECS))}"
+                )
+            native_windows.append(getattr(spec, "sliding_window", None) or 0)
+    # Up to vLLM 0.31 the tables hold kernel blocks; from 0.32 on each attention group splits blocks by itself.
+    block_sizes = getattr(block_tables, "kernel_block_sizes", None) or block_tables.block_sizes
+    return DraftGroups(
+        group_ids=group_ids,
+        block_sizes=tuple(block_sizes[i] for i in group_ids),
+        full_columns=tuple(block_tables.input_block_tables[i].shape[1] for i in group_ids),
+        native_window=max(native_windows) or None,
+    )
+
+
+def _specs(spec: Any) -> Iterator[Any]:
+    """A group of layers of one type but different sizes carries one spec per layer."""
+    yield from (spec.kv_cache_specs.values() if hasattr(spec, "kv_cache_specs") else (spec,))

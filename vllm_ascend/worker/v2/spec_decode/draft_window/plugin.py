@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM-Ascend project
+"""Entry point ``vllm.general_plugins``: puts the draft window in front of the speculators of an installed vLLM.
+
+vLLM calls :func:`register` in every process, before a worker builds its model runner. Two constructors are hooked:
+
+* ``DraftModelSpeculator`` makes the class that vLLM or vLLM-Ascend has chosen, with the window's mixin in front;
+* ``WorkerBase`` checks the options and says so in one line where the window cannot act.
+
+Without the option both do what they did before.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
+
+def register() -> None:
+    """Install the hooks; calling it again changes nothing."""
+    from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    if DraftModelSpeculator.__new__ is object.__new__:
+        DraftModelSpeculator.__new__ = _new_speculator  # type: ignore[method-assign, assignment]
+        WorkerBase.__init__ = _reporting(WorkerBase.__init__)  # type: ignore[method-assign]
+
+
+def _new_speculator(cls: type, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+    """``__new__`` of a speculator; Python then calls the ``__init__`` of whatever class is made here."""
+    from .config import DraftWindow
+    from .startup import decide
+
+    mixin = _mixin_for(cls)
+    if mixin is not None and isinstance(decide(vllm_config), DraftWindow):
+        cls = _windowed_class(mixin, cls)
+    return object.__new__(cls)
+
+
+def _mixin_for(cls: type) -> type | None:
+    from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
+
+    from .speculator import ParallelDraftWindow
+
+    if issubclass(cls, ParallelDraftWindow):  # vLLM-Ascend with the window built in
+        return None
+    return ParallelDraftWindow if issubclass(cls, DFlashSpeculator) else None
+
+
+@cache
+def _windowed_class(mixin: type, speculator_class: type) -> type:
+    return type(f"Windowed{speculator_class.__name__}", (mixin, speculator_class), {})
+
+
+def _reporting(worker_init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(worker_init)
+    def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        from .config import DraftWindow, WindowOff
+        from .startup import decide, report_off
+
+        worker_init(self, vllm_config, *args, **kwargs)
+        decision = decide(vllm_config)
+        if isinstance(decision, DraftWindow) and not vllm_config.use_v2_model_runner:
+            decision = WindowOff("it needs Model Runner V2 (VLLM_USE_V2_MODEL_RUNNER=1)", logging.WARNING)
+        if isinstance(decision, WindowOff):
+            report_off(decision, vllm_config)
+
+    return __init__
