@@ -32,7 +32,9 @@ class DraftWindowOptions(BaseModel):
     @classmethod
     def _reject_unknown_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
         for key in values.keys() - cls.model_fields.keys():
-            nearest = difflib.get_close_matches(key, cls.model_fields, n=1, cutoff=0)[0]
+            # A cut-off name means the first option that it begins, not the shortest one.
+            longer = [field for field in cls.model_fields if field.startswith(key)]
+            nearest = (longer or difflib.get_close_matches(key, cls.model_fields, n=1, cutoff=0))[0]
             raise ValueError(
                 f"additional_config has no option {key!r} (value {values[key]!r}); did you mean {nearest!r}?"
             )

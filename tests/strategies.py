@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hypothesis strategies for windows, groups and batches, and the geometry that belongs to a case of the oracle."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from tests.oracle import Case
+from vllm_ascend.worker.v2.spec_decode.draft_window.geometry import WindowGeometry
+
+MAX_BLOCK_ID = 2**31 - 1
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, max_groups: int = 3) -> Case:
+    """Small and awkward on purpose: windows that no block divides, sinks, gates, and models barely longer than W."""
+    block_sizes = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4, 8, 16]), min_size=1, max_size=max_groups)))
+    lookahead = draw(st.integers(0, 7))
+    queries = draw(st.integers(1, 9))
+    window = draw(st.integers(max(queries, lookahead + 1), 70))
+    max_model_len = draw(st.integers(queries, 400))
+    # A real table covers max_model_len; a group may be wider than the others.
+    full_columns = tuple(-(-max_model_len // size) + draw(st.integers(0, 2)) for size in block_sizes)
+    return Case(
+        window=window,
+        block_sizes=block_sizes,
+        full_columns=full_columns,
+        max_model_len=max_model_len,
+        queries=queries,
+        lookahead=lookahead,
+        sink=draw(st.sampled_from([0, 0, 1, 4, 17])),
+        min_context=draw(st.sampled_from([0, 0, 30, 200])),
+    )
+
+
+@st.composite
+def batches(draw: st.DrawFn, case: Case) -> np.ndarray:
+    """Lengths of a batch, int32: padding rows, lengths around the limit and past it."""
+    lengths = st.one_of(
+        st.just(0),
+        st.integers(case.queries, case.max_model_len + 8),
+        st.integers(max(case.queries, case.limit - 3), case.limit + 8),
+    )
+    return np.array(draw(st.lists(lengths, min_size=1, max_size=5)), dtype=np.int32)
+
+
+def geometry_of(case: Case, *, max_lookahead: int | None = None) -> WindowGeometry:
+    return WindowGeometry(
+        window=case.window,
+        block_sizes=case.block_sizes,
+        full_columns=case.full_columns,
+        max_model_len=case.max_model_len,
+        max_queries=case.queries,
+        max_lookahead=case.lookahead if max_lookahead is None else max_lookahead,
+        sink=case.sink,
+        min_context=case.min_context,
+    )
+
+
+def full_tables(case: Case, num_rows: int, seed: int) -> list[np.ndarray]:
+    """Full block tables with ids over the whole int32 range; every column is non-zero, as stale columns may be."""
+    rng = np.random.default_rng(seed)
+    return [
+        rng.integers(1, MAX_BLOCK_ID, size=(num_rows, columns), dtype=np.int32, endpoint=True)
+        for columns in case.full_columns
+    ]

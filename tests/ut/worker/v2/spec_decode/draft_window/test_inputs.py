@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The persistent twins on real vLLM buffers: the fused launch, its torch twin and the oracle agree bit for bit."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import oracle
+from tests.oracle import Case
+from tests.strategies import batches, cases
+from tests.vllm_inputs import Batch
+from vllm_ascend.worker.v2.spec_decode.draft_window import kernels
+from vllm_ascend.worker.v2.spec_decode.draft_window.inputs import swapped
+
+PROPERTY = settings(max_examples=2000, deadline=None)
+FUSED = pytest.mark.parametrize("fused", [True, False], ids=["triton", "torch"])
+SMALL = Case(window=256, block_sizes=(16,), full_columns=(512,), max_model_len=8192, queries=7)
+
+
+def check_rows(batch: Batch, seq_lens: np.ndarray) -> None:
+    """Every row of the twins against the oracle."""
+    for row, s in enumerate(seq_lens.tolist()):
+        assert batch.windowed.seq_lens[row] == oracle.windowed_length(batch.case, s)
+        for group, cropped in enumerate(batch.windowed.block_tables):
+            full = batch.block_tables.input_block_tables[group][row].numpy()
+            oracle.check_table_row(batch.case, group, s, full, cropped[row].numpy())
+
+
+@PROPERTY
+@given(st.data())
+def test_fused_launch_equals_the_oracle(data):
+    case = data.draw(cases(max_groups=4))
+    seq_lens = data.draw(batches(case))
+    batch = Batch(case, seq_lens, fused=True, seed=data.draw(st.integers(0, 1000)))
+    batch.refresh(num_reqs=len(seq_lens), num_rows=len(seq_lens))
+    check_rows(batch, seq_lens)
+
+
+@PROPERTY
+@given(st.data())
+def test_torch_twin_equals_the_oracle_with_padding_rows(data):
+    case = data.draw(cases())
+    seq_lens = data.draw(batches(case))
+    live = data.draw(st.integers(0, len(seq_lens)))
+    batch = Batch(case, seq_lens, fused=False, seed=data.draw(st.integers(0, 1000)))
+    batch.refresh(num_reqs=live, num_rows=len(seq_lens))
+    check_rows(batch, np.where(np.arange(len(seq_lens)) < live, seq_lens, 0))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_fused_launch_equals_its_twin_after_any_history_of_batches(data):
+    """Rows are reused by longer and shorter requests and by padding; nothing of the past may shine through."""
+    case = data.draw(cases(max_groups=6))
+    history = data.draw(st.lists(batches(case), min_size=1, max_size=3))
+    rows = max(map(len, history))
+    fused, twin = (Batch(case, history[0], fused=f, max_num_reqs=rows) for f in (True, False))
+    for seq_lens in history:
+        live = data.draw(st.integers(0, len(seq_lens)))
+        for batch in (fused, twin):
+            batch.set_lengths(seq_lens)
+            batch.refresh(num_reqs=live, num_rows=len(seq_lens))
+        assert torch.equal(fused.windowed.seq_lens, twin.windowed.seq_lens)
+        for a, b in zip(fused.windowed.block_tables, twin.windowed.block_tables, strict=True):
+            assert torch.equal(a, b)
+
+
+@FUSED
+def test_query_start_loc_gives_each_request_its_own_query_length(fused):
+    """A prefill chunk longer than the window keeps all its query rows, next to a decode in the same batch."""
+    case = dataclasses.replace(SMALL, queries=300)
+    queries = np.array([300, 1, 20], dtype=np.int32)
+    seq_lens = np.array([900, 900, 20], dtype=np.int32)
+    batch = Batch(case, seq_lens, fused=fused)
+    starts = torch.from_numpy(np.concatenate([[0], queries.cumsum()]).astype(np.int32))
+    if fused:
+        kernels.launch_window(
+            batch.windowed.geometry,
+            seq_lens=batch.input_buffers.seq_lens,
+            full_tables=batch.block_tables.input_block_tables,
+            out_seq_lens=batch.windowed.seq_lens,
+            out_tables=batch.windowed.block_tables,
+            num_reqs=3,
+            num_rows=3,
+            queries=0,
+            query_start_loc=starts,
+        )
+        length = batch.windowed.seq_lens
+    else:
+        _, length = batch.windowed.geometry.lengths(batch.input_buffers.seq_lens, queries=starts.diff())
+    expected = [
+        oracle.windowed_length(dataclasses.replace(case, queries=q), s)
+        for q, s in zip(queries.tolist(), seq_lens.tolist(), strict=True)
+    ]
+    assert length.tolist() == expected
+
+
+@FUSED
+@pytest.mark.parametrize("num_groups", [1, 2, 4, 5, 9])
+def test_any_number_of_groups(fused, num_groups):
+    case = Case(
+        window=64,
+        block_sizes=tuple(8 << (i % 2) for i in range(num_groups)),
+        full_columns=tuple(64 >> (i % 2) for i in range(num_groups)),
+        max_model_len=512,
+    )
+    seq_lens = np.array([3, 500, 64, 65, 200], dtype=np.int32)
+    batch = Batch(case, seq_lens, fused=fused)
+    batch.refresh(num_reqs=5, num_rows=5)
+    check_rows(batch, seq_lens)
+
+
+def test_one_launch_windows_lengths_and_all_groups(monkeypatch):
+    launches = []
+    real = kernels._window_kernel
+    monkeypatch.setattr(kernels, "_window_kernel", {(5,): lambda *a, **k: launches.append(real[(5,)](*a, **k))})
+    case = Case(window=64, block_sizes=(8, 16, 8, 16), full_columns=(64, 32, 64, 32), max_model_len=512)
+    batch = Batch(case, np.array([3, 500, 64, 65, 200], dtype=np.int32), fused=True)
+    batch.refresh(num_reqs=5, num_rows=5)
+    assert len(launches) == 1
+
+
+@FUSED
+def test_no_rows_is_no_work(fused):
+    batch = Batch(SMALL, np.array([5000], dtype=np.int32), fused=fused)
+    batch.refresh(num_reqs=0, num_rows=0)
+    assert not batch.windowed.seq_lens.any()
+
+
+@FUSED
+def test_originals_are_never_written(fused):
+    seq_lens = np.array([5000, 40, 300], dtype=np.int32)
+    batch = Batch(SMALL, seq_lens, fused=fused)
+    before = [t.clone() for t in (batch.input_buffers.seq_lens, *batch.block_tables.input_block_tables)]
+    for _ in range(2):  # a FULL graph on Ascend builds twice in one step
+        batch.refresh(num_reqs=3, num_rows=3)
+        with batch.windowed.in_place_of_originals():
+            pass
+        check_rows(batch, seq_lens)
+    after = (batch.input_buffers.seq_lens, *batch.block_tables.input_block_tables)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_build_reads_twins_and_originals_come_back_also_after_an_exception():
+    batch = Batch(SMALL, np.array([5000], dtype=np.int32), fused=False)
+    seq_lens, tables = batch.input_buffers.seq_lens, batch.block_tables.input_block_tables
+    slot_mappings = batch.block_tables.slot_mappings
+
+    def build_that_fails():
+        with batch.windowed.in_place_of_originals():
+            assert batch.input_buffers.seq_lens is batch.windowed.seq_lens
+            assert batch.block_tables.input_block_tables == batch.windowed.block_tables
+            assert batch.block_tables.slot_mappings is slot_mappings
+            raise RuntimeError("the build failed")
+
+    with pytest.raises(RuntimeError, match="the build failed"):
+        build_that_fails()
+    assert batch.input_buffers.seq_lens is seq_lens
+    assert batch.block_tables.input_block_tables is tables
+
+
+def test_groups_without_draft_layers_keep_their_table():
+    batch = Batch(
+        dataclasses.replace(SMALL, block_sizes=(16, 16, 16), full_columns=(512, 512, 512)),
+        np.array([5000], dtype=np.int32),
+        fused=False,
+    )
+    originals = list(batch.block_tables.input_block_tables)
+    one_group = type(batch.windowed)(
+        dataclasses.replace(batch.windowed.geometry, block_sizes=(16,), full_columns=(512,)),
+        batch.input_buffers,
+        batch.block_tables,
+        [1],
+        fused=False,
+    )
+    with one_group.in_place_of_originals():
+        assert batch.block_tables.input_block_tables[0] is originals[0]
+        assert batch.block_tables.input_block_tables[1] is one_group.block_tables[0]
+        assert batch.block_tables.input_block_tables[2] is originals[2]
+
+
+def test_swap_sets_everything_back_when_one_of_the_attributes_cannot_be_set():
+    class Locked:
+        @property
+        def value(self):
+            return 1
+
+    holder = Batch(SMALL, np.array([1], dtype=np.int32), fused=False).input_buffers
+    before = holder.seq_lens
+    with pytest.raises(AttributeError), swapped((holder, "seq_lens", None), (Locked(), "value", 2)):
+        pass
+    assert holder.seq_lens is before

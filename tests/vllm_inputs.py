@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real vLLM input buffers and block tables on the CPU, for tests that need no whole engine."""
+
+import inspect
+
+import numpy as np
+import torch
+import vllm.v1.worker.cpu.shm  # noqa: F401  (replaces pinned memory by plain memory, as the CPU worker does)
+from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.input_batch import InputBuffers
+
+from tests.oracle import Case
+from tests.strategies import full_tables, geometry_of
+from vllm_ascend.worker.v2.spec_decode.draft_window.inputs import WindowedInputs
+
+CPU = torch.device("cpu")
+
+
+def make_block_tables(block_sizes: tuple[int, ...], columns: tuple[int, ...], max_num_reqs: int) -> BlockTables:
+    arguments = dict(
+        block_sizes=list(block_sizes),
+        max_num_reqs=max_num_reqs,
+        max_num_batched_tokens=64,
+        max_num_blocks_per_group=list(columns),
+        device=CPU,
+    )
+    if "kernel_block_sizes" in inspect.signature(BlockTables).parameters:
+        arguments["kernel_block_sizes"] = list(block_sizes)
+    return BlockTables(**arguments)
+
+
+class Batch:
+    """Buffers of one draft with a batch in them, and the windowed twins bound to these buffers."""
+
+    def __init__(self, case: Case, seq_lens: np.ndarray, *, fused: bool, max_num_reqs: int = 0, seed: int = 0) -> None:
+        rows = max(max_num_reqs, len(seq_lens))
+        self.case = case
+        self.input_buffers = InputBuffers(rows, 64, CPU)
+        self.block_tables = make_block_tables(case.block_sizes, case.full_columns, rows)
+        for table, ids in zip(self.block_tables.input_block_tables, full_tables(case, rows, seed), strict=True):
+            table.copy_(torch.from_numpy(ids))
+        self.set_lengths(seq_lens)
+        self.windowed = WindowedInputs(
+            geometry_of(case), self.input_buffers, self.block_tables, range(len(case.block_sizes)), fused=fused
+        )
+
+    def set_lengths(self, seq_lens: np.ndarray) -> None:
+        self.input_buffers.seq_lens.zero_()
+        self.input_buffers.seq_lens[: len(seq_lens)] = torch.from_numpy(seq_lens)
+
+    def refresh(self, *, num_reqs: int, num_rows: int) -> None:
+        self.windowed.refresh(
+            num_reqs=num_reqs, num_rows=num_rows, queries=self.case.queries, lookahead=self.case.lookahead
+        )
