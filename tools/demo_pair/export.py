@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write and read the demo pair as Hugging Face folders that vLLM loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from .layers import ModelConfig
+from .modeling import BOS_TOKEN_ID, MASK_TOKEN_ID, DraftConfig, DSparkDraft, Target
+
+MAX_PAIR_BYTES = 12_000_000
+
+
+def round_to_bfloat16(model: nn.Module) -> None:
+    """Round the weights in place, so that what is measured is what is shipped."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+
+
+def save_target(target: Target, folder: Path) -> int:
+    """Write the target; returns the size of its weights in bytes."""
+    config = _qwen3_config(target.config) | {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True}
+    _write_json(
+        folder / "generation_config.json",
+        {"bos_token_id": BOS_TOKEN_ID, "eos_token_id": BOS_TOKEN_ID, "do_sample": False},
+    )
+    return _save(target, folder, config)
+
+
+def save_draft(draft: DSparkDraft, folder: Path, *, num_target_layers: int) -> int:
+    """Write the DSpark draft; returns the size of its weights in bytes."""
+    config = draft.config
+    keys = {
+        "architectures": ["Qwen3DSparkModel"],
+        # The draft ships its own embedding and head: both were trained with it.
+        "tie_word_embeddings": False,
+        "block_size": config.num_draft_tokens,
+        "markov_head_type": "vanilla",
+        "markov_rank": config.markov_rank,
+        "mask_token_id": MASK_TOKEN_ID,
+        "num_target_layers": num_target_layers,
+        "sample_from_anchor": True,
+        "target_layer_ids": list(config.target_layer_ids),
+    }
+    return _save(draft, folder, _qwen3_config(config) | keys)
+
+
+def load_target(folder: Path) -> Target:
+    """Read a target written by :func:`save_target`."""
+    target = Target(ModelConfig(**_sizes(folder)))
+    target.load_state_dict(_weights(folder))
+    return target
+
+
+def load_draft(folder: Path) -> DSparkDraft:
+    """Read a draft written by :func:`save_draft`."""
+    written = json.loads((folder / "config.json").read_text())
+    draft = DSparkDraft(
+        DraftConfig(
+            **_sizes(folder),
+            num_draft_tokens=written["block_size"],
+            markov_rank=written["markov_rank"],
+            target_layer_ids=tuple(written["target_layer_ids"]),
+        )
+    )
+    draft.load_state_dict(_weights(folder))
+    return draft
+
+
+def _qwen3_config(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "model_type": "qwen3",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "rms_norm_eps": config.rms_norm_eps,
+        "max_position_embeddings": config.max_position_embeddings,
+        # Transformers 4 reads the first, transformers 5 the second.
+        "rope_theta": config.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "use_sliding_window": False,
+        "bos_token_id": BOS_TOKEN_ID,
+        "eos_token_id": BOS_TOKEN_ID,
+        "dtype": "bfloat16",
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _sizes(folder: Path) -> dict[str, Any]:
+    written = json.loads((folder / "config.json").read_text())
+    return {
+        "num_layers": written["num_hidden_layers"],
+        "hidden_size": written["hidden_size"],
+        "num_heads": written["num_attention_heads"],
+        "num_kv_heads": written["num_key_value_heads"],
+        "head_dim": written["head_dim"],
+        "intermediate_size": written["intermediate_size"],
+        "vocab_size": written["vocab_size"],
+        "rope_theta": written["rope_parameters"]["rope_theta"],
+        "rms_norm_eps": written["rms_norm_eps"],
+        "max_position_embeddings": written["max_position_embeddings"],
+    }
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+
+
+def _save(model: nn.Module, folder: Path, config: dict[str, Any]) -> int:
+    _write_json(folder / "config.json", config)
+    weights = {
+        name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()
+    }
+    path = folder / "model.safetensors"
+    save_file(weights, path, metadata={"format": "pt"})
+    # safetensors creates files that only their owner can read.
+    path.chmod(0o644)
+    return path.stat().st_size
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Greedy speculative decoding of the demo pair, simulated exactly and without an engine.
+
+Greedy verification never changes the output, so the target's own continuation is generated once; the draft is then
+asked at *every* position of it in one batched pass, and the rounds are walked over those answers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .corpus import windows_ending_at
+from .modeling import DSparkDraft, Target, block_mask
+
+
+@torch.inference_mode()
+def nats_per_byte(target: Target, stream: torch.Tensor, *, context: int, max_windows: int) -> dict[str, float]:
+    """Cross-entropy on a held-out stream: overall, and by position to show that long contexts hold up."""
+    count = min(max_windows, (stream.numel() - 1) // context)
+    losses = []
+    for index in range(count):
+        tokens = stream[index * context : (index + 1) * context + 1].long()[None]
+        hidden, _ = target(tokens[:, :-1])
+        losses.append(torch.nn.functional.cross_entropy(target.logits(hidden)[0], tokens[0, 1:], reduction="none"))
+    # [context], averaged over the windows
+    by_position = torch.stack(losses).mean(0)
+    result = {"all": by_position.mean().item()}
+    edge = 256
+    while edge < context:
+        result[f"{edge}-{2 * edge}"] = by_position[edge : 2 * edge].mean().item()
+        edge *= 2
+    return result
+
+
+@torch.inference_mode()
+def accepted_lengths(
+    target: Target,
+    draft: DSparkDraft,
+    stream: torch.Tensor,
+    *,
+    contexts: list[int],
+    windows: list[int | None],
+    num_prompts: int,
+    num_tokens: int,
+    batch: int,
+) -> dict[int, dict[int | None, float]]:
+    """Mean tokens per round (accepted drafts plus the bonus token) by context length and window."""
+    if stream.numel() < max(contexts):
+        raise SystemExit(f"the held-out text has {stream.numel()} bytes, the longest context {max(contexts)}")
+    # Every context length continues the same places of the text, so that rows differ by context alone.
+    ends = torch.linspace(max(contexts), stream.numel(), num_prompts, device=stream.device, dtype=torch.float64).long()
+    table: dict[int, dict[int | None, float]] = {}
+    for context in contexts:
+        rounds = {window: 0 for window in windows}
+        emitted = dict(rounds)
+        for chunk in ends.split(batch):
+            prompts = windows_ending_at(stream, chunk, context)
+            truth = _generate(target, prompts, num_tokens + draft.config.num_draft_tokens)
+            # [P, context + num_tokens]
+            tokens = torch.cat([prompts, truth[:, :num_tokens]], dim=1)
+            context_kv = draft.context_key_value(draft.select_features(target(tokens)[1]))
+            for window in windows:
+                drafted = draft_everywhere(draft, context_kv, tokens, first=context, window=window)
+                more_rounds, more_tokens = _walk(drafted, truth)
+                rounds[window] += more_rounds
+                emitted[window] += more_tokens
+        table[context] = {window: emitted[window] / rounds[window] for window in windows}
+    return table
+
+
+@torch.inference_mode()
+def draft_everywhere(
+    draft: DSparkDraft,
+    context_kv: list[tuple[torch.Tensor, torch.Tensor]],
+    # [P, T]
+    tokens: torch.Tensor,
+    *,
+    first: int,
+    window: int | None,
+    alignment: int = 16,
+) -> torch.Tensor:
+    """Greedy drafts with every position from ``first`` on as the anchor, ``[P, T - first, N]``."""
+    length = tokens.shape[1]
+    positions = torch.arange(first, length, device=tokens.device)[None]
+    mask = block_mask(
+        positions,
+        context_length=length,
+        block_size=draft.config.num_draft_tokens,
+        window=window,
+        alignment=alignment,
+    )
+    anchors = tokens[:, first:]
+    return draft.sample_greedy(draft(context_kv, anchors, positions, mask), anchors)
+
+
+def _generate(target: Target, prompts: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """Greedy continuation, ``[P, num_tokens]``."""
+    batch, length = prompts.shape
+    cache = target.new_cache(batch, length + num_tokens)
+    hidden, _ = target(prompts, cache=cache)
+    generated = [target.logits(hidden[:, -1:]).argmax(-1)]
+    for step in range(num_tokens - 1):
+        hidden, _ = target(generated[-1], start=length + step, cache=cache)
+        generated.append(target.logits(hidden).argmax(-1))
+    return torch.cat(generated, dim=1)
+
+
+def _walk(drafted: torch.Tensor, truth: torch.Tensor) -> tuple[int, int]:
+    """Rounds and emitted tokens when every prompt moves on by accepted + 1."""
+    # [P, A, N]: what the target says after each anchor
+    expected = truth[:, 1:].unfold(1, drafted.shape[-1], 1)
+    # [P][A]
+    accepted = (drafted == expected).int().cumprod(-1).sum(-1).tolist()
+    rounds = emitted = 0
+    for row in accepted:
+        position = 0
+        while position < len(row):
+            rounds += 1
+            emitted += row[position] + 1
+            position += row[position] + 1
+    return rounds, emitted

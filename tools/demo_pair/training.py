@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training of the demo pair by wall clock."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .corpus import sample_windows
+from .modeling import DSparkDraft, Target, block_mask
+
+WARMUP = 0.03
+FINAL_LEARNING_RATE = 0.02
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When a training ends: by the clock, or after a number of steps if one is given."""
+
+    seconds: float
+    steps: int | None
+
+    def progress(self, *, step: int, elapsed: float) -> float:
+        """Fraction of the training that is over."""
+        if self.steps is not None:
+            return step / self.steps
+        return elapsed / self.seconds
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a training did."""
+
+    steps: int
+    seconds: float
+    loss: float
+
+
+def learning_rate_scale(progress: float) -> float:
+    """Linear warm-up, then a cosine down to a small rest."""
+    if progress < WARMUP:
+        return (progress + 1e-3) / (WARMUP + 1e-3)
+    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - WARMUP) / (1 - WARMUP))))
+    return FINAL_LEARNING_RATE + (1 - FINAL_LEARNING_RATE) * cosine
+
+
+def train(
+    name: str,
+    model: nn.Module,
+    loss_of_batch: Callable[[], torch.Tensor],
+    *,
+    budget: Budget,
+    learning_rate: float,
+    device: torch.device,
+) -> Outcome:
+    """AdamW in bfloat16 autocast until the budget is spent."""
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), fused=device.type == "cuda")
+    model.train()
+    started = last_print = time.monotonic()
+    step, recent = 0, []
+    while (progress := budget.progress(step=step, elapsed=time.monotonic() - started)) < 1.0:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * learning_rate_scale(progress)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = loss_of_batch()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        # Reading the loss waits for the device: it keeps the clock honest and costs little beside a step.
+        recent.append(loss.item())
+        step += 1
+        now = time.monotonic()
+        if now - last_print > 10 or step == 1:
+            last_print = now
+            mean = sum(recent[-50:]) / len(recent[-50:])
+            print(f"{name}: step {step}, {now - started:.0f} s, loss {mean:.4f}", flush=True)
+    model.eval()
+    outcome = Outcome(steps=step, seconds=time.monotonic() - started, loss=sum(recent[-50:]) / len(recent[-50:]))
+    print(f"{name}: {outcome.steps} steps in {outcome.seconds:.0f} s, loss {outcome.loss:.4f}", flush=True)
+    return outcome
+
+
+def train_target(
+    target: Target,
+    stream: torch.Tensor,
+    *,
+    context: int,
+    batch: int,
+    seed: int,
+    budget: Budget,
+    learning_rate: float,
+) -> Outcome:
+    """Next-byte prediction on long contexts."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def loss_of_batch() -> torch.Tensor:
+        # [B, T + 1]
+        tokens = sample_windows(stream, length=context + 1, batch=batch, generator=generator)
+        hidden, _ = target(tokens[:, :-1])
+        return F.cross_entropy(target.logits(hidden).flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+    return train("target", target, loss_of_batch, budget=budget, learning_rate=learning_rate, device=stream.device)
+
+
+def train_draft(
+    draft: DSparkDraft,
+    target: Target,
+    stream: torch.Tensor,
+    *,
+    context: int,
+    batch: int,
+    anchors: int,
+    loss_decay: float,
+    seed: int,
+    budget: Budget,
+    learning_rate: float,
+) -> Outcome:
+    """Block prediction of the target's distribution, from contexts that end early."""
+    generator = torch.Generator().manual_seed(seed)
+    size = draft.config.num_draft_tokens
+    # [N]
+    weights = loss_decay ** torch.arange(size, device=stream.device)
+    weights = weights / weights.sum()
+    offsets = torch.arange(size, device=stream.device)
+
+    def loss_of_batch() -> torch.Tensor:
+        # [B, context + 1 + N]: the last anchor sits right after the context, its block after it
+        tokens = sample_windows(stream, length=context + 1 + size, batch=batch, generator=generator)
+        # [B, A]; an anchor is preceded by at least one token, and context is everything before it
+        anchor_positions = torch.randint(1, context + 1, (tokens.shape[0], anchors), generator=generator)
+        anchor_positions = anchor_positions.to(stream.device)
+        with torch.no_grad():
+            hidden, features = target(tokens[:, :-1])
+            # [B, context, layers * hidden]
+            selected = draft.select_features(features)[:, :context]
+        # [B, A, N]: block slot i sits at p + i, is preceded by that token and predicts the next
+        slots = anchor_positions[:, :, None] + offsets
+        rows = torch.arange(tokens.shape[0], device=stream.device)[:, None, None]
+        previous = tokens[rows, slots]
+        with torch.no_grad():
+            expected = target.logits(hidden[rows, slots]).float().softmax(-1)
+        mask = block_mask(anchor_positions, context_length=context, block_size=size)
+        output = draft(draft.context_key_value(selected), previous[:, :, 0], anchor_positions, mask)
+        log_probabilities = draft.logits(output, previous).float().log_softmax(-1)
+        # [B, A, N]
+        cross_entropy = -(expected * log_probabilities).sum(-1)
+        return (cross_entropy.mean((0, 1)) * weights).sum()
+
+    return train("draft", draft, loss_of_batch, budget=budget, learning_rate=learning_rate, device=stream.device)

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train the demo pair: a byte-level Qwen3 target and a DSpark draft that only ever saw short contexts.
+
+Needs torch, numpy and safetensors and no network; about six minutes on one GPU::
+
+    python -m tools.train_demo_pair --out demo-pair
+
+writes ``target/``, ``draft/`` (folders that vLLM loads), ``metrics.json`` and ``README.md``. ``--target-from DIR``
+keeps the target of an earlier run and trains the draft alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tools.demo_pair.card import acceptance_table, model_card
+from tools.demo_pair.corpus import Corpus, load_corpus, standard_library
+from tools.demo_pair.export import MAX_PAIR_BYTES, load_target, round_to_bfloat16, save_draft, save_target
+from tools.demo_pair.layers import ModelConfig
+from tools.demo_pair.modeling import BOS_TOKEN_ID, MASK_TOKEN_ID, DraftConfig, DSparkDraft, Target
+from tools.demo_pair.simulate import accepted_lengths, nats_per_byte
+from tools.demo_pair.training import Budget, Outcome, train_draft, train_target
+
+
+def main() -> None:
+    """Train, measure, write."""
+    args = _parse_arguments()
+    started = time.monotonic()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    device = torch.device(args.device)
+    corpus = load_corpus(args.corpus or standard_library(), include_tests=not args.no_tests, seed=args.seed)
+    train_stream = torch.from_numpy(corpus.train).to(device)
+    held_out = torch.from_numpy(corpus.held_out).to(device)
+    print(
+        f"corpus: {corpus.num_files} files, {corpus.train.size:,} tokens; held out {corpus.held_out.size:,}", flush=True
+    )
+
+    torch.manual_seed(args.seed)
+    target = (load_target(args.target_from / "target") if args.target_from else Target(ModelConfig(num_layers=4))).to(
+        device
+    )
+    if args.compile:
+        target.compile()
+    if args.target_from:
+        target_record = json.loads((args.target_from / "metrics.json").read_text())["target"]
+    else:
+        outcome = train_target(
+            target,
+            train_stream,
+            context=args.target_context,
+            batch=args.target_batch,
+            seed=args.seed,
+            budget=Budget(args.target_seconds, args.steps),
+            learning_rate=args.learning_rate,
+        )
+        target_record = _target_record(args, target, outcome)
+    # The draft must learn the features of the weights that are shipped.
+    round_to_bfloat16(target)
+    target.requires_grad_(False)
+    nats = nats_per_byte(target, held_out, context=args.target_context, max_windows=args.eval_prompts)
+    print("held-out nats/byte: " + ", ".join(f"{where} {value:.4f}" for where, value in nats.items()), flush=True)
+
+    torch.manual_seed(args.seed + 1)
+    draft = DSparkDraft(DraftConfig()).to(device)
+    with torch.no_grad():
+        draft.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
+        draft.lm_head.weight.copy_(target.model.embed_tokens.weight)
+    if args.compile:
+        draft.compile()
+    outcome = train_draft(
+        draft,
+        target,
+        train_stream,
+        context=args.draft_context,
+        batch=args.draft_batch,
+        anchors=args.anchors,
+        loss_decay=args.loss_decay,
+        seed=args.seed + 1,
+        budget=Budget(args.draft_seconds, args.steps),
+        learning_rate=args.learning_rate,
+    )
+    round_to_bfloat16(draft)
+    # Written before the measurement, so that a failure there does not lose the training.
+    target_bytes = save_target(target, args.out / "target")
+    draft_bytes = save_draft(draft, args.out / "draft", num_target_layers=target.config.num_layers)
+
+    table = accepted_lengths(
+        target,
+        draft,
+        held_out,
+        contexts=args.eval_contexts,
+        windows=[None, *args.eval_windows],
+        num_prompts=args.eval_prompts,
+        num_tokens=args.eval_tokens,
+        batch=args.eval_batch,
+    )
+    print("mean accepted length (accepted drafts + bonus token)\n" + acceptance_table(table), flush=True)
+    metrics = _run_record(args, corpus) | {
+        "target": target_record | {"bytes": target_bytes, "nats_per_byte": nats},
+        "draft": _draft_record(args, draft, outcome) | {"bytes": draft_bytes},
+    }
+    metrics["mean_accepted_length"] = {
+        str(context): {"full" if window is None else str(window): round(value, 4) for window, value in row.items()}
+        for context, row in table.items()
+    }
+    metrics["total_seconds"] = round(time.monotonic() - started, 1)
+    (args.out / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
+    (args.out / "README.md").write_text(model_card(metrics, table))
+    print(f"wrote {args.out} ({target_bytes + draft_bytes:,} bytes of weights) in {metrics['total_seconds']} s")
+    if target_bytes + draft_bytes > MAX_PAIR_BYTES:
+        raise SystemExit(f"the pair is larger than {MAX_PAIR_BYTES:,} bytes")
+
+
+def _run_record(args: argparse.Namespace, corpus: Corpus) -> dict[str, Any]:
+    device = torch.device(args.device)
+    return {
+        "seed": args.seed,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "bos_token_id": BOS_TOKEN_ID,
+        "mask_token_id": MASK_TOKEN_ID,
+        "learning_rate": args.learning_rate,
+        "evaluation": {"prompts": args.eval_prompts, "tokens": args.eval_tokens},
+        "corpus": {
+            "files": corpus.num_files,
+            "held_out_files": corpus.num_held_out_files,
+            # Every document starts with one token that is no byte.
+            "bytes": int(corpus.train.size) - corpus.num_files,
+            "held_out_bytes": int(corpus.held_out.size) - corpus.num_held_out_files,
+            "sha256": corpus.digest,
+        },
+    }
+
+
+def _target_record(args: argparse.Namespace, target: Target, outcome: Outcome) -> dict[str, Any]:
+    return asdict(outcome) | {
+        "parameters": sum(p.numel() for p in target.parameters()),
+        "context": args.target_context,
+        "batch": args.target_batch,
+        "max_position_embeddings": target.config.max_position_embeddings,
+    }
+
+
+def _draft_record(args: argparse.Namespace, draft: DSparkDraft, outcome: Outcome) -> dict[str, Any]:
+    return asdict(outcome) | {
+        "parameters": sum(p.numel() for p in draft.parameters()),
+        "context": args.draft_context,
+        "batch": args.draft_batch,
+        "anchors": args.anchors,
+        "loss_decay": args.loss_decay,
+        "num_draft_tokens": draft.config.num_draft_tokens,
+        "target_layer_ids": list(draft.config.target_layer_ids),
+    }
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument(
+        "--target-from", type=Path, help="folder of an earlier run: keep its target, train the draft alone"
+    )
+    parser.add_argument("--corpus", type=Path, help="tree of *.py files (default: this Python's standard library)")
+    parser.add_argument("--no-tests", action="store_true", help="leave test folders out of the corpus")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: torch decides)")
+    parser.add_argument("--compile", action="store_true", help="use torch.compile")
+    parser.add_argument("--target-seconds", type=float, default=150.0)
+    parser.add_argument("--draft-seconds", type=float, default=150.0)
+    parser.add_argument("--steps", type=int, help="train each model for this many steps instead of by the clock")
+    parser.add_argument("--learning-rate", type=float, default=1.5e-3)
+    parser.add_argument("--target-context", type=int, default=8192)
+    parser.add_argument("--target-batch", type=int, default=12)
+    parser.add_argument("--draft-context", type=int, default=512)
+    parser.add_argument("--draft-batch", type=int, default=64)
+    parser.add_argument("--anchors", type=int, default=64, help="anchors per draft context")
+    parser.add_argument("--loss-decay", type=float, default=0.85)
+    parser.add_argument("--eval-prompts", type=int, default=96)
+    parser.add_argument("--eval-tokens", type=int, default=96, help="anchor positions per prompt")
+    parser.add_argument("--eval-batch", type=int, default=12)
+    parser.add_argument("--eval-contexts", type=int, nargs="+", default=[256, 512, 1024, 2048, 4096, 8000])
+    parser.add_argument("--eval-windows", type=int, nargs="+", default=[256, 512, 1024])
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
