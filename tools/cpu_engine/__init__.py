@@ -78,7 +78,7 @@ def _offer_triton_backend() -> None:
 
 
 def _complete_interpreter() -> None:
-    """Close two gaps that sampling at temperature > 0 runs into."""
+    """Close three gaps: ``log1p`` and integer masks (temperature > 0), and reductions over nothing but NaN."""
     import triton.language as tl
     from triton.language.extra import libdevice
     from triton.runtime import interpreter
@@ -99,3 +99,15 @@ def _complete_interpreter() -> None:
     builder.create_masked_store = lambda self, ptrs, value, mask, *rest: store(
         self, ptrs, value, with_bool_mask(mask), *rest
     )
+
+    # vLLM warms up with attention outputs that nothing has written; where they are NaN, the interpreter's reductions
+    # raise, while a device gives some index.
+    reduce_index = interpreter.ReduceOps.min_max
+
+    def min_max(self: Any, input: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+        data = input.handle.data
+        if np.isnan(data).any():
+            input = self.to_tensor(np.where(np.isnan(data), -np.inf, data), input.dtype)
+        return reduce_index(self, input, val_reduce_op, idx_reduce_op)
+
+    interpreter.ReduceOps.min_max = min_max

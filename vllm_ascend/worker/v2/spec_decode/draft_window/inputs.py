@@ -6,8 +6,7 @@ The originals are never written: the target reads the same block tables, a FULL 
 and slot mappings keep coming from the full table.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,16 +14,25 @@ import torch
 from .geometry import WindowGeometry
 
 
-@contextmanager
-def swapped(*swaps: tuple[Any, str, Any]) -> Iterator[None]:
-    """Set each ``(owner, attribute, value)`` for the body, and set the old values back whatever the body raises."""
-    old_values = [getattr(owner, name) for owner, name, _ in swaps]
-    try:
-        for owner, name, value in swaps:
+class swapped:  # lower case like contextlib.suppress
+    """Context manager: set each ``(owner, attribute, value)``, and set the old values back whatever the body raises.
+
+    A class instead of a generator, because it stands in the host-bound part of every step.
+    """
+
+    __slots__ = ("_old", "_swaps")
+
+    def __init__(self, *swaps: tuple[Any, str, Any]) -> None:
+        self._swaps = swaps
+        self._old: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._old = [getattr(owner, name) for owner, name, _ in self._swaps]
+        for owner, name, value in self._swaps:
             setattr(owner, name, value)
-        yield
-    finally:
-        for (owner, name, _), old in zip(swaps, old_values, strict=True):
+
+    def __exit__(self, *_: object) -> None:
+        for (owner, name, _), old in zip(self._swaps, self._old, strict=True):
             setattr(owner, name, old)
 
 
@@ -66,7 +74,17 @@ class WindowedInputs:
             table.new_zeros(table.shape[0], columns)
             for table, columns in zip(self._full_tables, geometry.columns, strict=True)
         ]
-        self._fused = fused
+        self._launch: Any = None
+        if fused:
+            from .kernels import WindowLaunch
+
+            self._launch = WindowLaunch(
+                geometry,
+                seq_lens=self._full_seq_lens,
+                full_tables=self._full_tables,
+                out_seq_lens=self.seq_lens,
+                out_tables=self.block_tables,
+            )
         # Groups without draft layers keep their table: the build indexes the list by KV cache group.
         tables = list(block_tables.input_block_tables)
         for group_id, table in zip(group_ids, self.block_tables, strict=True):
@@ -81,20 +99,8 @@ class WindowedInputs:
         """Window the first ``num_rows`` rows into the persistent tensors; rows from ``num_reqs`` on become empty."""
         if num_rows == 0:
             return
-        if self._fused:
-            from .kernels import launch_window
-
-            launch_window(
-                self.geometry,
-                seq_lens=self._full_seq_lens,
-                full_tables=self._full_tables,
-                out_seq_lens=self.seq_lens,
-                out_tables=self.block_tables,
-                num_reqs=num_reqs,
-                num_rows=num_rows,
-                queries=queries,
-                lookahead=lookahead,
-            )
+        if self._launch is not None:
+            self._launch(num_reqs=num_reqs, num_rows=num_rows, queries=queries, lookahead=lookahead)
             return
         # [num_rows]
         live = self._full_seq_lens[:num_rows].clone()
@@ -105,6 +111,6 @@ class WindowedInputs:
             cropped = self.geometry.crop_block_table(group, full[:num_rows], removed, length, lookahead=lookahead)
             out[:num_rows].copy_(cropped)
 
-    def in_place_of_originals(self, *more: tuple[Any, str, Any]) -> AbstractContextManager[None]:
+    def in_place_of_originals(self, *more: tuple[Any, str, Any]) -> swapped:
         """A build inside reads the twins; ``more`` are further ``(owner, attribute, value)`` to set meanwhile."""
         return swapped(*self._swaps, *more)

@@ -2,12 +2,13 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM-Ascend project
 """One fused launch that windows the lengths and the block tables of all draft KV cache groups.
 
-The step is host-bound on short contexts, where a dozen small operations cost more than the window saves. Pointers are
-passed one by one instead of in a device tensor of addresses: such a tensor would lose its content when the KV cache
-pool sleeps and wakes up.
+The step is host-bound on short contexts, where a dozen small operations cost more than the window saves; so the launch
+itself is prepared once. Pointers are passed one by one instead of in a device tensor of addresses: such a tensor would
+lose its content when the KV cache pool sleeps and wakes up.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from vllm.triton_utils import tl, triton
@@ -18,62 +19,74 @@ GROUPS_PER_LAUNCH = 4
 _COLUMNS_PER_PASS = 256
 
 
-def launch_window(
-    geometry: WindowGeometry,
-    *,
-    # [>= num_rows]
-    seq_lens: torch.Tensor,
-    # num_groups x [>= num_rows, full_columns]
-    full_tables: Sequence[torch.Tensor],
-    # [>= num_rows]
-    out_seq_lens: torch.Tensor,
-    # num_groups x [>= num_rows, columns]
-    out_tables: Sequence[torch.Tensor],
-    num_reqs: int,
-    num_rows: int,
-    queries: int,
-    lookahead: int = 0,
-    # [>= num_rows + 1], cumulative; where given, it holds the query tokens and `queries` is ignored
-    query_start_loc: torch.Tensor | None = None,
-) -> None:
-    """Write windowed lengths and block tables for ``num_rows`` rows; rows from ``num_reqs`` on become empty.
+class WindowLaunch:
+    """The launch for one set of persistent tensors, all int32 with contiguous rows.
 
-    Every tensor is int32, rows are contiguous. Drafts with more than :data:`GROUPS_PER_LAUNCH` KV cache groups take
-    one launch per that many groups.
+    Drafts with more than :data:`GROUPS_PER_LAUNCH` KV cache groups take one launch per that many groups.
     """
-    for first in range(0, len(full_tables), GROUPS_PER_LAUNCH):
-        group_ids = range(first, min(first + GROUPS_PER_LAUNCH, len(full_tables)))
-        # Unused slots repeat a real group: a launch needs valid pointers, the kernel ignores them.
-        slots = [group_ids[min(i, len(group_ids) - 1)] for i in range(GROUPS_PER_LAUNCH)]
-        _window_kernel[(num_rows,)](
-            seq_lens,
-            seq_lens if query_start_loc is None else query_start_loc,
-            out_seq_lens,
-            *(full_tables[g] for g in slots),
-            *(out_tables[g] for g in slots),
-            num_reqs,
-            max(geometry.window - lookahead, queries) if query_start_loc is None else geometry.window - lookahead,
-            lookahead,
-            LIMIT=geometry.limit,
-            ALIGNMENT=geometry.alignment,
-            SINK=geometry.aligned_sink,
-            MIN_CONTEXT=geometry.min_context,
-            HAS_QUERY_START_LOC=query_start_loc is not None,
-            NUM_GROUPS=len(group_ids),
-            SIZE_0=geometry.block_sizes[slots[0]],
-            SIZE_1=geometry.block_sizes[slots[1]],
-            SIZE_2=geometry.block_sizes[slots[2]],
-            SIZE_3=geometry.block_sizes[slots[3]],
-            FULL_0=full_tables[slots[0]].shape[1],
-            FULL_1=full_tables[slots[1]].shape[1],
-            FULL_2=full_tables[slots[2]].shape[1],
-            FULL_3=full_tables[slots[3]].shape[1],
-            COLUMNS_0=out_tables[slots[0]].shape[1],
-            COLUMNS_1=out_tables[slots[1]].shape[1],
-            COLUMNS_2=out_tables[slots[2]].shape[1],
-            COLUMNS_3=out_tables[slots[3]].shape[1],
-            BLOCK=_COLUMNS_PER_PASS,
-        )
+
+    def __init__(
+        self,
+        geometry: WindowGeometry,
+        *,
+        # [max_num_reqs]
+        seq_lens: torch.Tensor,
+        # num_groups x [max_num_reqs, full_columns]
+        full_tables: Sequence[torch.Tensor],
+        # [max_num_reqs]
+        out_seq_lens: torch.Tensor,
+        # num_groups x [max_num_reqs, columns]
+        out_tables: Sequence[torch.Tensor],
+        # [max_num_reqs + 1], cumulative; where given, it tells the query tokens of each request
+        query_start_loc: torch.Tensor | None = None,
+    ) -> None:
+        self._window = geometry.window
+        self._uniform = query_start_loc is None
+        lengths = (seq_lens, seq_lens if query_start_loc is None else query_start_loc, out_seq_lens)
+        self._launches = []
+        for first in range(0, len(full_tables), GROUPS_PER_LAUNCH):
+            groups = range(first, min(first + GROUPS_PER_LAUNCH, len(full_tables)))
+            # Unused slots repeat a real group: a launch needs valid pointers, the kernel ignores them.
+            slots = [groups[min(i, len(groups) - 1)] for i in range(GROUPS_PER_LAUNCH)]
+            full, out = [full_tables[g] for g in slots], [out_tables[g] for g in slots]
+            constants = (
+                geometry.limit,
+                geometry.alignment,
+                geometry.aligned_sink,
+                geometry.min_context,
+                not self._uniform,
+                len(groups),
+                *(geometry.block_sizes[g] for g in slots),
+                *(table.shape[1] for table in full),
+                *(table.shape[1] for table in out),
+                _COLUMNS_PER_PASS,
+            )
+            self._launches.append(_Launch((*lengths, *full, *out), constants))
+
+    def __call__(self, *, num_reqs: int, num_rows: int, queries: int = 1, lookahead: int = 0) -> None:
+        """Write ``num_rows`` rows; rows from ``num_reqs`` on become empty."""
+        room = self._window - lookahead
+        reach = max(room, queries) if self._uniform else room
+        for launch in self._launches:
+            launch(num_rows, num_reqs, reach, lookahead)
+
+
+class _Launch:
+    """Skips Triton's argument binding from the second call on: nothing that it looks at changes between calls."""
+
+    def __init__(self, tensors: tuple[torch.Tensor, ...], constants: tuple[Any, ...]) -> None:
+        self._tensors, self._constants = tensors, constants
+        self._addresses = tuple(tensor.data_ptr() for tensor in tensors)
+        self._compiled: Any = None
+
+    def __call__(self, num_rows: int, *scalars: int) -> None:
+        if self._compiled is not None:
+            self._compiled[(num_rows, 1, 1)](*self._addresses, *scalars, *self._constants)
+            return
+        compiled = _window_kernel[(num_rows,)](*self._tensors, *scalars, *self._constants)
+        # Elsewhere (interpreter, triton-ascend) a compiled kernel takes other arguments, or there is none.
+        if torch.version.cuda is not None and self._tensors[0].is_cuda:
+            self._compiled = compiled
 
 
 @triton.jit(do_not_specialize=["num_reqs", "reach", "lookahead"])

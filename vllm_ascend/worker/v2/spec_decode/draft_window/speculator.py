@@ -31,6 +31,17 @@ class ParallelDraftWindow:
     method is upstream's.
     """
 
+    # Upstream's speculator, as far as the window looks at it.
+    vllm_config: Any
+    attn_groups: list[list[Any]]
+    block_tables: Any
+    input_buffers: Any
+    max_model_len: int
+    draft_max_seq_len: int
+    num_query_per_req: int
+    num_speculative_steps: int
+    query_cudagraph_manager: Any
+
     draft_window: DraftWindow | None = None
     windowed_inputs: WindowedInputs | None = None
     # Whether a FULL graph reads the twins' addresses, so that they must be fresh at every step.
@@ -45,7 +56,7 @@ class ParallelDraftWindow:
         decision = decide(vllm_config)
         if isinstance(decision, DraftWindow):
             self.draft_window = decision
-        super().__init__(vllm_config, *args, **kwargs)
+        super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
 
     def set_attn(self, *args: Any, **kwargs: Any) -> None:
         """Allocate the persistent twins as soon as the KV cache groups are known.
@@ -149,18 +160,19 @@ class ParallelDraftWindow:
         Returns:
             The context to build in, and the host bound to build with.
         """
+        inputs = self.windowed_inputs
         # Without a crop the twins would equal the originals.
-        crops = self.draft_max_seq_len >= self._first_cropped if self.windowed_inputs is not None else False
-        if self.windowed_inputs is None or not (crops or always):
+        crops = inputs is not None and self.draft_max_seq_len >= self._first_cropped
+        if inputs is None or not (crops or always):
             return nullcontext(), upper_bound
-        self.windowed_inputs.refresh(num_reqs=num_reqs, num_rows=num_rows, queries=self.num_query_per_req)
+        inputs.refresh(num_reqs=num_reqs, num_rows=num_rows, queries=self.num_query_per_req)
         max_seq_len = self.draft_max_seq_len
-        if crops and upper_bound is None:
-            max_seq_len = min(max_seq_len, self.windowed_inputs.geometry.max_length)
+        if upper_bound is None:
+            max_seq_len = min(max_seq_len, inputs.geometry.max_length)
         elif crops:
-            windowed = self.windowed_inputs.geometry.host_bound(
+            windowed = inputs.geometry.host_bound(
                 upper_bound[:num_reqs].numpy() + step, max_rejected=self._max_rejected, queries=self.num_query_per_req
             )
             max_seq_len = int(windowed.max())
             upper_bound = torch.from_numpy(windowed - step)
-        return self.windowed_inputs.in_place_of_originals((self, "draft_max_seq_len", max_seq_len)), upper_bound
+        return inputs.in_place_of_originals((self, "draft_max_seq_len", max_seq_len)), upper_bound

@@ -14,7 +14,6 @@ from tests.oracle import Case
 from tests.strategies import batches, cases
 from tests.vllm_inputs import Batch
 from vllm_ascend.worker.v2.spec_decode.draft_window import kernels
-from vllm_ascend.worker.v2.spec_decode.draft_window.inputs import swapped
 
 PROPERTY = settings(max_examples=2000, deadline=None)
 FUSED = pytest.mark.parametrize("fused", [True, False], ids=["triton", "torch"])
@@ -78,17 +77,15 @@ def test_query_start_loc_gives_each_request_its_own_query_length(fused):
     batch = Batch(case, seq_lens, fused=fused)
     starts = torch.from_numpy(np.concatenate([[0], queries.cumsum()]).astype(np.int32))
     if fused:
-        kernels.launch_window(
+        launch = kernels.WindowLaunch(
             batch.windowed.geometry,
             seq_lens=batch.input_buffers.seq_lens,
             full_tables=batch.block_tables.input_block_tables,
             out_seq_lens=batch.windowed.seq_lens,
             out_tables=batch.windowed.block_tables,
-            num_reqs=3,
-            num_rows=3,
-            queries=0,
             query_start_loc=starts,
         )
+        launch(num_reqs=3, num_rows=3)
         length = batch.windowed.seq_lens
     else:
         _, length = batch.windowed.geometry.lengths(batch.input_buffers.seq_lens, queries=starts.diff())
@@ -117,7 +114,7 @@ def test_any_number_of_groups(fused, num_groups):
 def test_one_launch_windows_lengths_and_all_groups(monkeypatch):
     launches = []
     real = kernels._window_kernel
-    monkeypatch.setattr(kernels, "_window_kernel", {(5,): lambda *a, **k: launches.append(real[(5,)](*a, **k))})
+    monkeypatch.setattr(kernels, "_window_kernel", {(5,): lambda *args: launches.append(real[(5,)](*args))})
     case = Case(window=64, block_sizes=(8, 16, 8, 16), full_columns=(64, 32, 64, 32), max_model_len=512)
     batch = Batch(case, np.array([3, 500, 64, 65, 200], dtype=np.int32), fused=True)
     batch.refresh(num_reqs=5, num_rows=5)
@@ -181,16 +178,3 @@ def test_groups_without_draft_layers_keep_their_table():
         assert batch.block_tables.input_block_tables[0] is originals[0]
         assert batch.block_tables.input_block_tables[1] is one_group.block_tables[0]
         assert batch.block_tables.input_block_tables[2] is originals[2]
-
-
-def test_swap_sets_everything_back_when_one_of_the_attributes_cannot_be_set():
-    class Locked:
-        @property
-        def value(self):
-            return 1
-
-    holder = Batch(SMALL, np.array([1], dtype=np.int32), fused=False).input_buffers
-    before = holder.seq_lens
-    with pytest.raises(AttributeError), swapped((holder, "seq_lens", None), (Locked(), "value", 2)):
-        pass
-    assert holder.seq_lens is before

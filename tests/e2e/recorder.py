@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watches a running draft and compares every attention call with a masked reference over the unwindowed table.
+
+The reference never looks at the cropped table: it finds keys and values by their absolute slots, through the full
+block table, and asks the oracle which tokens are visible. Keys and values are kept by slot as the draft writes them,
+because the CPU backend packs its cache in a layout of its own.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests import oracle
+from tests.oracle import Case
+
+
+@dataclass
+class Recorder:
+    """Hooks the draft layers of one speculator; ``check_*`` raise ``AssertionError`` as soon as something is off.
+
+    Attributes:
+        worst: largest difference between draft attention and the reference.
+        rows: query rows compared.
+        windowed_rows: of those, rows from which the window hides something.
+        slots: slot mapping of every cache write, in order.
+        metadata: snapshots of what every draft attention call was given.
+        addresses: addresses of lengths and table, per attention call.
+    """
+
+    speculator: Any
+    window: int | None
+    tolerance: float = 1e-4
+    compare: bool = True
+    worst: float = 0.0
+    rows: int = 0
+    windowed_rows: int = 0
+    slots: list[torch.Tensor] = field(default_factory=list)
+    metadata: list[dict[str, Any]] = field(default_factory=list)
+    addresses: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def windowed_addresses(self) -> set[tuple[int, int]]:
+        """Distinct addresses of lengths and table over the calls that read the twins."""
+        twin = self.speculator.windowed_inputs.seq_lens.data_ptr()
+        return {pair for pair in self.addresses if pair[0] == twin}
+
+    def __post_init__(self) -> None:
+        speculator = self.speculator
+        self._groups = {
+            name: (gid, group)
+            for gid, groups in enumerate(speculator.attn_groups)
+            for group in groups
+            for name in group.layer_names
+        }
+        tables = speculator.block_tables
+        sizes = getattr(tables, "kernel_block_sizes", None) or tables.block_sizes
+        self._sizes = dict(enumerate(sizes))
+        draft_groups = sorted({gid for gid, _ in self._groups.values()})
+        self.case = Case(
+            window=self.window or speculator.max_model_len,
+            block_sizes=tuple(sizes[g] for g in draft_groups),
+            full_columns=tuple(tables.input_block_tables[g].shape[1] for g in draft_groups),
+            max_model_len=speculator.max_model_len,
+            queries=speculator.num_query_per_req,
+        )
+        layers = speculator.vllm_config.compilation_config.static_forward_context
+        self._keys: dict[str, torch.Tensor] = {}
+        self._values: dict[str, torch.Tensor] = {}
+        for name in self._groups:
+            self._hook(name, layers[name])
+
+    def _hook(self, name: str, layer: Any) -> None:
+        impl = layer.impl
+        update, forward = impl.do_kv_cache_update, impl.forward
+        num_slots = layer.kv_cache.shape[0] * layer.kv_cache.shape[2]
+        shape = (num_slots, impl.num_kv_heads, impl.head_size)
+        keys = self._keys[name] = torch.zeros(shape)
+        values = self._values[name] = torch.zeros(shape)
+
+        def do_kv_cache_update(layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
+            update(layer, key, value, kv_cache, slot_mapping)
+            self.slots.append(slot_mapping.clone())
+            real = slot_mapping >= 0
+            slots = slot_mapping[real].long()
+            keys[slots] = key[: len(slot_mapping)][real].float()
+            values[slots] = value[: len(slot_mapping)][real].float()
+
+        def forward_and_compare(layer: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
+            result = forward(layer, query, *args, **kwargs)
+            metadata = kwargs.get("attn_metadata", args[3] if len(args) > 3 else None)
+            output = kwargs.get("output", args[4] if len(args) > 4 else None)
+            if metadata is not None:
+                self._snapshot(metadata)
+                if self.compare:
+                    self._compare(name, impl, query, output, metadata)
+            return result
+
+        impl.do_kv_cache_update, impl.forward = do_kv_cache_update, forward_and_compare
+
+    def _snapshot(self, metadata: Any) -> None:
+        self.addresses.append((metadata.seq_lens.data_ptr(), metadata.block_table.data_ptr()))
+        self.metadata.append(
+            {
+                "seq_lens": metadata.seq_lens.clone(),
+                "block_table": metadata.block_table.clone(),
+                "slot_mapping": metadata.slot_mapping.clone(),
+                "query_start_loc": metadata.query_start_loc.clone(),
+                "scheduler_metadata": metadata.scheduler_metadata.clone(),
+                "causal": metadata.causal,
+            }
+        )
+
+    def _compare(self, name: str, impl: Any, query: Any, output: Any, metadata: Any) -> None:
+        gid, size = self._groups[name][0], self._sizes[self._groups[name][0]]
+        full_table = self.speculator.block_tables.input_block_tables[gid].numpy()
+        full_lens = self.speculator.input_buffers.seq_lens.numpy()
+        starts = metadata.query_start_loc.numpy()
+        self._check_slots(gid, size, full_table, starts)
+        for row in range(len(starts) - 1):
+            first, last = starts[row], starts[row + 1]
+            if last <= first:
+                continue
+            visible = oracle.visible_tokens(self.case, int(full_lens[row]))
+            slots = torch.from_numpy(oracle.physical_slots(full_table[row], size, visible))
+            expected = _attention(
+                query[first:last].float(),
+                self._keys[name][slots],
+                self._values[name][slots],
+                scale=impl.scale,
+                causal=metadata.causal,
+                sliding_window=impl.sliding_window,
+            )
+            got = output[first:last].float().view_as(expected)
+            difference = (got - expected).abs().max().item()
+            self.worst = max(self.worst, difference)
+            self.rows += int(last - first)
+            self.windowed_rows += int(last - first) * (len(visible) < min(full_lens[row], self.case.limit))
+            assert difference < self.tolerance, (
+                f"{name}, request {row}: draft attention is {difference} away from the masked reference"
+            )
+
+    def _check_slots(self, gid: int, size: int, full_table: np.ndarray, starts: np.ndarray) -> None:
+        """The draft's own tokens are written at absolute positions, through the full table."""
+        buffers, tables = self.speculator.input_buffers, self.speculator.block_tables
+        for row in range(len(starts) - 1):
+            position = buffers.positions[starts[row] : starts[row + 1]].numpy()
+            slots = tables.slot_mappings[gid, starts[row] : starts[row + 1]].numpy()
+            inside = position < self.case.max_model_len - 1  # past the end vLLM clamps the position, not the slot
+            expected = oracle.physical_slots(full_table[row], size, position)
+            assert (slots[inside] == expected[inside]).all(), f"request {row}: slots {slots}, expected {expected}"
+
+
+def _attention(
+    # [queries, heads, size]
+    query: torch.Tensor,
+    # [tokens, kv_heads, size]
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scale: float,
+    causal: bool,
+    sliding_window: int,
+) -> torch.Tensor:
+    """Plain attention of the newest queries over the tokens given; [queries, heads, size]."""
+    repeat = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", query, key) * scale
+    # [queries, tokens]: how far a token lies behind a query
+    distance = (torch.arange(len(query)) + len(key) - len(query)).unsqueeze(1) - torch.arange(len(key))
+    hidden = torch.zeros_like(distance, dtype=torch.bool)
+    if causal:
+        hidden |= distance < 0
+    if sliding_window > 0:
+        hidden |= distance >= sliding_window
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), value)

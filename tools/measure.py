@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures acceptance on a real vLLM engine in this process. The demo, the sweep and the engine tests share it.
+
+Import this module only after the engine's environment is set up (see ``tools/cpu_engine``): it imports vLLM.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from vllm import LLM, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
+
+DEMO_PAIR = Path(__file__).resolve().parents[1] / "checkpoints" / "demo-pair"
+DEMO_SPECULATION = {"method": "dspark", "model": str(DEMO_PAIR / "draft"), "num_speculative_tokens": 7}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One set of prompts through one engine.
+
+    Attributes:
+        tokens: output tokens, one tuple per prompt.
+        drafts: proposals that the target verified.
+        accepted_per_position: of those, how many were accepted at least up to each draft position.
+        preemptions: requests that lost their cache and were computed again.
+        seconds: wall time.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
+    drafts: int
+    accepted_per_position: tuple[int, ...]
+    preemptions: int
+    seconds: float
+
+    @property
+    def accepted_length(self) -> float:
+        """Mean tokens per target step: accepted draft tokens plus the target's own."""
+        return 1 + sum(self.accepted_per_position) / self.drafts if self.drafts else 1.0
+
+
+class Engine:
+    """A vLLM engine with token-id prompts; ``with`` frees it, so that the next one finds the memory."""
+
+    def __init__(self, model: Path | str = DEMO_PAIR / "target", **engine_args: Any) -> None:
+        """Start the engine; ``engine_args`` are those of ``vllm.LLM``.
+
+        Raises:
+            ValueError: options that vLLM or the draft window refuses.
+        """
+        defaults: dict[str, Any] = dict(
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            disable_log_stats=False,
+            dtype="float32",
+            block_size=32,
+            kv_cache_memory_bytes=256 << 20,
+            max_num_seqs=16,
+            seed=0,
+        )
+        self.llm = LLM(str(model), **(defaults | engine_args))
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm
+        cleanup_dist_env_and_memory()
+        gc.collect()
+
+    @property
+    def runner(self) -> Any:
+        """The model runner, where the engine core runs in this process."""
+        core: Any = self.llm.llm_engine.engine_core
+        return core.engine_core.model_executor.driver_worker.worker.model_runner
+
+    @property
+    def speculator(self) -> Any:
+        return self.runner.speculator
+
+    def run(
+        self,
+        prompts: Iterable[Sequence[int]],
+        *,
+        max_tokens: int,
+        on_finished: Callable[[], None] | None = None,
+        **sampling: Any,
+    ) -> Measurement:
+        """Generate ``max_tokens`` for every prompt, greedily unless ``sampling`` says otherwise."""
+        parameters = SamplingParams(
+            **(dict(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False) | sampling)
+        )
+        engine, before, started = self.llm.llm_engine, self._counters(), time.perf_counter()
+        names: list[str] = []
+        for prompt in prompts:
+            names.append(f"{started}-{len(names)}")
+            engine.add_request(names[-1], {"prompt_token_ids": list(prompt)}, parameters)
+        outputs: dict[str, tuple[int, ...]] = {}
+        while engine.has_unfinished_requests():
+            output: Any
+            for output in engine.step():
+                if output.finished:
+                    outputs[output.request_id] = tuple(output.outputs[0].token_ids)
+                    if on_finished is not None:
+                        on_finished()
+        seconds = time.perf_counter() - started
+        gained = {name: np.subtract(value, before.get(name, 0)) for name, value in self._counters().items()}
+        return Measurement(
+            tokens=tuple(outputs[name] for name in names),
+            drafts=int(gained.get("vllm:spec_decode_num_drafts", 0)),
+            accepted_per_position=tuple(
+                int(n) for n in np.atleast_1d(gained.get("vllm:spec_decode_num_accepted_tokens_per_pos", []))
+            ),
+            preemptions=int(gained.get("vllm:num_preemptions", 0)),
+            seconds=seconds,
+        )
+
+    def _counters(self) -> dict[str, Any]:
+        """Totals since the process started; a vector metric is a list."""
+        metrics: list[Any] = self.llm.get_metrics()
+        return {
+            metric.name: metric.values if hasattr(metric, "values") else metric.value
+            for metric in metrics
+            if hasattr(metric, "values") or hasattr(metric, "value")
+        }
+
+
+def demo_prompts(count: int, context: int) -> list[list[int]]:
+    """``count`` prompts of ``context`` byte tokens: real Python source that the demo pair was not trained on.
+
+    Every context length ends at the same places of the text, so that rows differ by context alone.
+    """
+    from tools.demo_pair.corpus import load_corpus, standard_library
+
+    text = load_corpus(standard_library(), include_tests=False, seed=0).held_out
+    ends = np.linspace(16_384, len(text), count, dtype=np.int64)
+    return [text[end - context : end].tolist() for end in ends]
