@@ -57,6 +57,9 @@ class Recorder:
         tables = speculator.block_tables
         sizes = getattr(tables, "kernel_block_sizes", None) or tables.block_sizes
         self._sizes = dict(enumerate(sizes))
+        # Held from the start: a fault under test may leave other tensors in their place.
+        self._full_lens = speculator.input_buffers.seq_lens
+        self._full_tables = list(tables.input_block_tables)
         draft_groups = sorted({gid for gid, _ in self._groups.values()})
         self.case = Case(
             window=self.window or speculator.max_model_len,
@@ -107,15 +110,14 @@ class Recorder:
                 "block_table": metadata.block_table.clone(),
                 "slot_mapping": metadata.slot_mapping.clone(),
                 "query_start_loc": metadata.query_start_loc.clone(),
-                "scheduler_metadata": metadata.scheduler_metadata.clone(),
                 "causal": metadata.causal,
             }
         )
 
     def _compare(self, name: str, impl: Any, query: Any, output: Any, metadata: Any) -> None:
         gid, size = self._groups[name][0], self._sizes[self._groups[name][0]]
-        full_table = self.speculator.block_tables.input_block_tables[gid].numpy()
-        full_lens = self.speculator.input_buffers.seq_lens.numpy()
+        full_table = self._full_tables[gid].numpy()
+        full_lens = self._full_lens.numpy()
         starts = metadata.query_start_loc.numpy()
         self._check_slots(gid, size, full_table, starts)
         for row in range(len(starts) - 1):

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the window promises about a running engine: identity, addresses, launches, errors, start-up."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.e2e.recorder import Recorder
+from tests.e2e.test_lossless import MAX_TOKENS, WINDOW, mixed_prompts
+from tools.measure import DEMO_SPECULATION, Engine
+
+
+def recorded_run(additional_config, *, window, prepare=None, **engine_args):
+    with Engine(
+        speculative_config=DEMO_SPECULATION, additional_config=additional_config, max_model_len=1024, **engine_args
+    ) as engine:
+        if prepare is not None:
+            prepare(engine.speculator)
+        recorder = Recorder(engine.speculator, window=window, compare=False)
+        tokens = engine.run(mixed_prompts(), max_tokens=MAX_TOKENS).tokens
+    return recorder, tokens
+
+
+def always_refresh(speculator):
+    """As if a FULL graph read the twins: every build uses them, also where nothing is cropped."""
+    window_step = speculator._window_step
+    speculator._window_step = lambda *args, **kwargs: window_step(*args, **(kwargs | {"always": True}))
+
+
+@pytest.mark.parametrize("prepare", [None, always_refresh], ids=["skipped", "refreshed"])
+def test_window_that_covers_every_context_changes_nothing(prepare):
+    """Slot mappings, lengths and every column that is read are bit-identical to *off*."""
+    off, tokens_off = recorded_run({}, window=None)
+    on, tokens_on = recorded_run({"draft_window_size": 1000}, window=1000, prepare=prepare)
+    assert tokens_on == tokens_off
+    assert bool(on.windowed_addresses) == (prepare is not None)
+    assert len(on.slots) == len(off.slots) > 0
+    assert all(torch.equal(a, b) for a, b in zip(on.slots, off.slots, strict=True))
+    assert len(on.metadata) == len(off.metadata) > 0
+    for a, b in zip(on.metadata, off.metadata, strict=True):
+        tables = a.pop("block_table"), b.pop("block_table")
+        for row, length in enumerate(b["seq_lens"].tolist()):
+            columns = -(-length // 32)
+            assert torch.equal(tables[0][row, :columns], tables[1][row, :columns])
+        for key in a:
+            equal = torch.equal if isinstance(a[key], torch.Tensor) else type(a[key]).__eq__
+            assert equal(a[key], b[key]), key
+
+
+def test_one_pair_of_addresses_over_a_whole_run():
+    recorder, _ = recorded_run(WINDOW, window=64)
+    assert len(recorder.windowed_addresses) == 1
+    assert len(recorder.addresses) > 10
+
+
+class SynchronizingOps(TorchDispatchMode):
+    """Operations that would wait for a device, or copy from one to the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (
+            torch.ops.aten._local_scalar_dense,
+            torch.ops.aten._to_copy,
+            torch.ops.aten.nonzero,
+            torch.ops.aten.masked_select,
+        ):
+            self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_one_launch_per_build_that_crops_none_otherwise_and_no_synchronization(monkeypatch):
+    """Counted around every step of the window, in a batch that grows past the window."""
+    from vllm_ascend.worker.v2.spec_decode.draft_window import kernels
+
+    launches = 0
+    launch = kernels._Launch.__call__
+
+    def counting(self, *args):
+        nonlocal launches
+        launches += 1
+        launch(self, *args)
+
+    monkeypatch.setattr(kernels._Launch, "__call__", counting)
+    steps = []
+    with Engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, max_model_len=1024) as engine:
+        speculator = engine.speculator
+        window_step = speculator._window_step
+
+        def counted_step(*args, **kwargs):
+            before = launches
+            with SynchronizingOps() as operations:
+                result = window_step(*args, **kwargs)
+            longest = int(speculator.input_buffers.seq_lens.max())
+            steps.append((longest, launches - before, list(operations.seen)))
+            return result
+
+        speculator._window_step = counted_step
+        with SynchronizingOps() as control:
+            speculator.input_buffers.seq_lens.max().item()
+        assert control.seen, "the detector does not see a device-to-host copy"
+        engine.run([mixed_prompts()[1][-40:]], max_tokens=70)
+    assert {len(seen) for _, _, seen in steps} == {0}
+    # W = 64 in blocks of 32: the first crop is at 96 tokens; the host may be ahead of the device by 2 proposals.
+    assert {count for longest, count, _ in steps if longest >= 96} == {1}
+    assert {count for longest, count, _ in steps if longest < 96 - 2 * 8} == {0}
+
+
+def test_exception_in_the_build_leaves_everything_as_it_was_and_the_next_step_is_right(without_speculation):
+    prompts = mixed_prompts()
+    expected = without_speculation(prompts, max_tokens=MAX_TOKENS, max_model_len=1024)
+    with Engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, max_model_len=1024) as engine:
+        speculator = engine.speculator
+        recorder = Recorder(speculator, window=64)
+        buffers, tables = speculator.input_buffers, speculator.block_tables
+        (group,) = (group for groups in speculator.attn_groups for group in groups)
+        builder = group.get_metadata_builder(0)
+        build, propose, failures = builder.build, speculator.propose, []
+
+        def build_that_fails_once(*args, **kwargs):
+            if len(recorder.addresses) > 6 and not failures:
+                failures.append(buffers.seq_lens)
+                raise RuntimeError("the build failed")
+            return build(*args, **kwargs)
+
+        def propose_that_survives(input_batch, *args, **kwargs):
+            before = buffers.seq_lens, tables.input_block_tables, speculator.draft_max_seq_len
+            try:
+                return propose(input_batch, *args, **kwargs)
+            except RuntimeError:
+                assert failures[0] is speculator.windowed_inputs.seq_lens, "the failing build was a windowed one"
+                assert buffers.seq_lens is before[0] and tables.input_block_tables is before[1]
+                assert speculator.draft_max_seq_len > 64 + 31
+                return speculator.draft_tokens[: input_batch.num_reqs]
+
+        builder.build, speculator.propose = build_that_fails_once, propose_that_survives
+        tokens = engine.run(prompts, max_tokens=MAX_TOKENS).tokens
+    assert failures
+    assert tokens == expected
+    assert recorder.windowed_rows > 100
+
+
+def test_capture_bakes_in_the_twins_and_plans_for_the_window(monkeypatch):
+    """Graphs cannot be captured on a CPU; what capture would give the attention builder can be looked at."""
+    from vllm.config.compilation import CUDAGraphMode
+    from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
+
+    seen = []
+    with Engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, max_model_len=1024) as engine:
+        speculator = engine.speculator
+        (group,) = (group for groups in speculator.attn_groups for group in groups)
+        builder = group.get_metadata_builder(0)
+        build = builder.build_for_cudagraph_capture
+        builder.build_for_cudagraph_capture = lambda common: seen.append(common) or build(common)
+        queries = speculator.num_query_per_req
+        desc = BatchExecutionDescriptor(cg_mode=CUDAGraphMode.FULL, num_tokens=4 * queries, num_reqs=4)
+        speculator.query_cudagraph_manager._capture_descs = {CUDAGraphMode.FULL: [desc]}
+        monkeypatch.setattr(
+            CudaGraphManager, "capture", lambda self, create_forward_fn, *_, **__: create_forward_fn(desc, False)
+        )
+        originals = speculator.input_buffers.seq_lens, speculator.block_tables.input_block_tables
+        speculator.capture()
+        twins = speculator.windowed_inputs
+        assert (speculator.input_buffers.seq_lens, speculator.block_tables.input_block_tables) == originals
+        assert speculator._graphs_read_twins
+    (common,) = seen
+    assert common.seq_lens.data_ptr() == twins.seq_lens.data_ptr()
+    assert common.block_table_tensor.data_ptr() == twins.block_tables[0].data_ptr()
+    assert common.max_seq_len == twins.geometry.max_length == 64 + 31
+    assert speculator.max_model_len == 1024
+
+
+def window_lines(caplog) -> list[tuple[str, str]]:
+    return [(r.levelname, r.getMessage()) for r in caplog.records if r.getMessage().startswith("Draft window")]
+
+
+def test_start_up_line(caplog):
+    with Engine(
+        speculative_config=DEMO_SPECULATION,
+        additional_config={"draft_window_size": 64, "draft_window_sink_size": 4, "draft_window_min_context": 200},
+        max_model_len=1024,
+    ) as engine:
+        assert type(engine.speculator).__name__ == "WindowedDSparkSpeculator"
+    ((level, line),) = window_lines(caplog)
+    assert level == "INFO"
+    # Gate: up to 199 tokens uncropped; ceil(199 / 32) columns.
+    assert line.startswith(
+        "Draft window in force: method=dspark, W=64, sink=4, min_context=200, block alignment=32, table columns=[7], "
+        "KV cache groups=[0], runner=V2 (WindowedDSparkSpeculator), decode graphs=NONE"
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine_args", "additional_config", "level", "reason"),
+    [
+        ({}, {"draft_window_size": 1024}, "INFO", "draft_window_size=1024 covers max_model_len=1024"),
+        ({"speculative_config": None}, WINDOW, "WARNING", "speculative decoding is not configured"),
+    ],
+    ids=["covers-everything", "no-speculation"],
+)
+def test_option_that_cannot_act_says_so_once(engine_args, additional_config, level, reason, caplog):
+    with Engine(
+        **(
+            dict(speculative_config=DEMO_SPECULATION, max_model_len=1024)
+            | engine_args
+            | {"additional_config": additional_config}
+        )
+    ) as engine:
+        assert type(engine.speculator).__name__ in ("DSparkSpeculator", "NoneType")
+    assert window_lines(caplog) == [(level, f"Draft window off: {reason}.")]
+
+
+def test_without_the_option_nothing_is_wrapped_and_nothing_is_said(caplog):
+    from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
+
+    with Engine(speculative_config=DEMO_SPECULATION, max_model_len=1024) as engine:
+        assert type(engine.speculator) is DSparkSpeculator
+    assert window_lines(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("additional_config", "message"),
+    [
+        ({"draft_window_size": "64"}, "draft_window_size='64' is not allowed: it must be an integer greater than 0"),
+        ({"draft_window_size": 6}, "draft_window_size=6 is too small for dspark: it must be at least 7"),
+        ({"draft_window_sise": 64}, "did you mean 'draft_window_size'"),
+        ({"draft_window_sink_size": 4}, "draft_window_sink_size needs draft_window_size"),
+    ],
+)
+def test_bad_option_stops_the_start(additional_config, message):
+    with pytest.raises(ValueError, match=message):
+        Engine(speculative_config=DEMO_SPECULATION, additional_config=additional_config, max_model_len=1024)
+
+
+def test_plugin_is_found_by_vllm_and_registers_once():
+    from vllm.plugins import load_plugins_by_group
+    from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    register = load_plugins_by_group("vllm.general_plugins")["draft_window"]
+    register()
+    hooks = DraftModelSpeculator.__new__, WorkerBase.__init__
+    register()
+    assert hooks == (DraftModelSpeculator.__new__, WorkerBase.__init__)

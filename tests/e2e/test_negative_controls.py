@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults put in on purpose: the checks of this suite must notice each of them."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests import oracle
+from tests.e2e.recorder import Recorder
+from tests.e2e.test_lossless import WINDOW, mixed_prompts
+from tests.oracle import Case
+from tests.strategies import full_tables, geometry_of
+from tools.measure import DEMO_SPECULATION, Engine
+
+
+def run_with_fault(break_it) -> Recorder:
+    with Engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, max_model_len=1024) as engine:
+        recorder = Recorder(engine.speculator, window=64)
+        break_it(engine.speculator)
+        engine.run(mixed_prompts()[2:], max_tokens=8)
+    return recorder
+
+
+@pytest.mark.parametrize("blocks", [-1, 1])
+def test_start_off_by_one_block(blocks):
+    """Right lengths over the wrong blocks: only a comparison with the unwindowed table can tell."""
+
+    def break_it(speculator):
+        twins = speculator.windowed_inputs
+        refresh = twins.refresh
+
+        def shifted(**kwargs):
+            refresh(**kwargs)
+            (table,) = twins.block_tables
+            table.copy_(table.roll(blocks, dims=1))
+
+        twins.refresh = shifted
+
+    with pytest.raises(AssertionError, match="away from the masked reference"):
+        run_with_fault(break_it)
+
+
+def test_window_one_block_too_short():
+    """Wrong lengths over the right blocks."""
+
+    def break_it(speculator):
+        twins = speculator.windowed_inputs
+        refresh = twins.refresh
+        twins.refresh = lambda **kwargs: (refresh(**kwargs), twins.seq_lens.sub_(32).clamp_(min=7))
+
+    with pytest.raises(AssertionError, match="away from the masked reference"):
+        run_with_fault(break_it)
+
+
+def test_windowed_slot_mapping():
+    """Draft tokens written through the cropped table: outputs stay right, the cache does not."""
+
+    def break_it(speculator):
+        propose = speculator.propose
+
+        def propose_inside(*args, **kwargs):
+            with speculator.windowed_inputs.in_place_of_originals():
+                return propose(*args, **kwargs)
+
+        speculator.propose = propose_inside
+
+    with pytest.raises(AssertionError, match="slots .*, expected"):
+        run_with_fault(break_it)
+
+
+def test_no_look_ahead_columns():
+    case = Case(window=64, block_sizes=(16,), full_columns=(64,), max_model_len=1024, lookahead=7)
+    geometry = geometry_of(case)
+    seq_lens = np.array([64 * 5 - 2], dtype=np.int32)
+    (full,) = full_tables(case, 1, seed=0)
+    removed, length = geometry.lengths(torch.from_numpy(seq_lens), queries=1, lookahead=7)
+    for lookahead, right in ((7, True), (0, False)):
+        table = geometry.crop_block_table(0, torch.from_numpy(full), removed, length, lookahead=lookahead)[0].numpy()
+        if right:
+            oracle.check_table_row(case, 0, seq_lens[0], full[0], table)
+        else:
+            with pytest.raises(AssertionError):
+                oracle.check_table_row(case, 0, seq_lens[0], full[0], table)
+
+
+def test_not_restoring(without_speculation):
+    """The target then reads cropped tables: wrong tokens, or the process dies. In a process of its own for that."""
+    program = """
+        from tools.cpu_engine import activate
+        activate()
+        from tests.e2e.test_lossless import WINDOW, mixed_prompts
+        from tools.measure import DEMO_SPECULATION, Engine
+        from vllm_ascend.worker.v2.spec_decode.draft_window import inputs
+        inputs.swapped.__exit__ = lambda *_: None
+        with Engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, max_model_len=1024) as engine:
+            print("tokens", engine.run(mixed_prompts()[2:], max_tokens=8).tokens)
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    right = without_speculation(mixed_prompts()[2:], max_tokens=8, max_model_len=1024)
+    assert "Draft window in force" in result.stdout + result.stderr
+    assert result.returncode != 0 or f"tokens {right}" not in result.stdout

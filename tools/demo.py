@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows the draft window at work: real vLLM (Model Runner V2) on a CPU, off and on, over growing contexts.
+
+``bash tools/demo.sh`` makes an environment and runs this. Prompts are cut from Python source that the demo pair was not
+trained on. The exit status is 1 where any output token differs from the target's own.
+"""
+
+import json
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+CONTEXTS = (512, 2048, 4096)
+FULL_CONTEXTS = (*CONTEXTS, 8192)
+
+
+def main(
+    window: Annotated[int, typer.Option(min=1, help="draft_window_size, tokens.")] = 512,
+    full: Annotated[bool, typer.Option("--full", help="Add a context of 8192 tokens.")] = False,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts per context.")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate per prompt.")] = 48,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the results here.")] = None,
+    log_level: Annotated[str, typer.Option(help="vLLM's log level.")] = "ERROR",
+) -> None:
+    """Print context length, accepted length with the window off and on, and whether the tokens are equal."""
+    os.environ["VLLM_LOGGING_LEVEL"] = log_level
+    from tools.cpu_engine import activate
+
+    activate()
+    console = Console()
+    contexts = FULL_CONTEXTS if full else CONTEXTS
+    measurements, engine = _measure(console, contexts, window=window, prompts=prompts, max_tokens=max_tokens)
+
+    rows = [
+        {
+            "context": context,
+            "off": round(measurements["off"][context].accepted_length, 3),
+            "on": round(measurements["on"][context].accepted_length, 3),
+            "lossless": all(measurements[name][context].tokens == target.tokens for name in ("off", "on")),
+        }
+        for context, target in measurements["target alone"].items()
+    ]
+    console.print(_table(rows, window, engine))
+    if json_path is not None:
+        json_path.write_text(json.dumps({"window": window, "engine": engine, "rows": rows}, indent=2) + "\n")
+    if not all(row["lossless"] for row in rows):
+        console.print("[bold red]Output tokens differ: speculation must not change them.")
+        raise typer.Exit(1)
+
+
+def _measure(
+    console: Console, contexts: tuple[int, ...], *, window: int, prompts: int, max_tokens: int
+) -> tuple[dict[str, dict[int, Any]], dict[str, str]]:
+    """One engine at a time, every context through each; returns measurements by engine and context."""
+    from tools.measure import DEMO_SPECULATION, Engine, demo_prompts
+
+    configurations: dict[str, dict[str, Any]] = {
+        "target alone": {},
+        "off": {"speculative_config": DEMO_SPECULATION},
+        "on": {"speculative_config": DEMO_SPECULATION, "additional_config": {"draft_window_size": window}},
+    }
+    texts = {context: demo_prompts(prompts, context) for context in contexts}
+    measurements: dict[str, dict[int, Any]] = {}
+    speculator = ""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("starting", total=len(configurations) * len(contexts) * prompts)
+        for name, configuration in configurations.items():
+            progress.update(task, description=f"{name}: starting the engine")
+            with Engine(
+                max_model_len=max(contexts) + 256,
+                max_num_seqs=min(prompts, 16),
+                kv_cache_memory_bytes=(1 << 30) if max(contexts) <= 4096 else (2 << 30),
+                **configuration,
+            ) as engine:
+                for context in contexts:
+                    progress.update(task, description=f"{name}: {context} tokens")
+                    measurements.setdefault(name, {})[context] = engine.run(
+                        texts[context], max_tokens=max_tokens, on_finished=lambda: progress.advance(task)
+                    )
+                runner, speculator = type(engine.runner).__name__, type(engine.speculator).__name__
+    return measurements, {"vllm": version("vllm"), "runner": runner, "speculator": speculator}
+
+
+def _table(rows: list[dict[str, Any]], window: int, engine: dict[str, str]) -> Table:
+    table = Table(
+        title=f"Mean accepted length (of 8) · vLLM {engine['vllm']}, {engine['runner']}, {engine['speculator']}",
+        caption="accepted draft tokens plus the target's own, per target step; greedy",
+    )
+    for heading in ("context length", "draft window off", f"draft_window_size={window}", "tokens equal"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        equal = "yes" if row["lossless"] else "[red]NO"
+        table.add_row(str(row["context"]), f"{row['off']:.2f}", f"{row['on']:.2f}", equal)
+    return table
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    typer.run(main)
