@@ -55,6 +55,7 @@ class Engine:
         defaults: dict[str, Any] = dict(
             skip_tokenizer_init=True,
             enforce_eager=True,
+            use_tqdm_on_load=False,
             disable_log_stats=False,
             dtype="float32",
             block_size=32,

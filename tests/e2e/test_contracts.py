@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the window promises about a running engine: identity, addresses, launches, errors, start-up."""
 
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.e2e.recorder import Recorder
 from tests.e2e.test_lossless import MAX_TOKENS, WINDOW, mixed_prompts
-from tools.measure import DEMO_SPECULATION, Engine
+from tools.cpu_engine import SITE_DIR
+from tools.measure import DEMO_SPECULATION, Engine, demo_prompts
 
 
 def recorded_run(additional_config, *, window, prepare=None, **engine_args):
@@ -51,6 +59,51 @@ def test_one_pair_of_addresses_over_a_whole_run():
     recorder, _ = recorded_run(WINDOW, window=64)
     assert len(recorder.windowed_addresses) == 1
     assert len(recorder.addresses) > 10
+
+
+def test_dummy_and_profile_runs_leave_no_state(without_speculation):
+    """Idle data-parallel ranks and start-up run the draft on batches that nobody sent."""
+    prompts = mixed_prompts()
+    expected = without_speculation(prompts, max_tokens=MAX_TOKENS, max_model_len=1024)
+    with Engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, max_model_len=1024) as engine:
+        first = engine.run(prompts[:3], max_tokens=MAX_TOKENS)
+        engine.runner.profile_run()
+        engine.runner._dummy_run(16, uniform_decode=True)
+        second = engine.run(prompts, max_tokens=MAX_TOKENS)
+    assert first.tokens == expected[:3]
+    assert second.tokens == expected
+
+
+def test_engine_core_in_a_process_of_its_own(tmp_path, without_speculation):
+    """As in serving: every process finds the CPU engine and the plugin by itself."""
+    program = """
+        import json, sys
+        from tools.measure import DEMO_SPECULATION, Engine, demo_prompts
+        prompts = [prompt[-n:] for prompt, n in zip(demo_prompts(2, 200), (30, 200))]
+        with Engine(
+            speculative_config=DEMO_SPECULATION, additional_config={"draft_window_size": 64}, max_model_len=1024
+        ) as engine:
+            measured = engine.run(prompts, max_tokens=12)
+            assert not hasattr(engine.llm.llm_engine.engine_core, "engine_core"), "the core runs in this process"
+        json.dump([measured.tokens, measured.drafts], open(sys.argv[1], "w"))
+    """
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": f"{SITE_DIR}{os.pathsep}{root}", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), tmp_path / "tokens.json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    log = result.stdout + result.stderr
+    assert result.returncode == 0, log[-3000:]
+    assert "Draft window in force: method=dspark, W=64" in log
+    tokens, drafts = json.loads((tmp_path / "tokens.json").read_text())
+    prompts = [prompt[-n:] for prompt, n in zip(demo_prompts(2, 200), (30, 200), strict=True)]
+    assert tuple(map(tuple, tokens)) == without_speculation(prompts, max_tokens=12, max_model_len=1024)
+    assert drafts > 0
 
 
 class SynchronizingOps(TorchDispatchMode):

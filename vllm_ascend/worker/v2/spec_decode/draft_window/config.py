@@ -41,18 +41,16 @@ class DraftWindowOptions(BaseModel):
         return values
 
     @classmethod
-    def from_additional_config(cls, additional_config: Mapping[str, Any] | None) -> "DraftWindowOptions | None":
+    def from_additional_config(cls, additional_config: Any) -> "DraftWindowOptions | None":
         """Read the options; ``None`` when ``draft_window_size`` is absent or null and nothing else is asked for.
 
         Raises:
             ValueError: a value of the wrong type or range, an unknown key that begins with ``draft_window``, or an
                 option of the window without the window itself. Names the key, the value and what is allowed.
         """
-        given = {
-            key: value
-            for key, value in (additional_config or {}).items()
-            if key.startswith(_PREFIX) and value is not None
-        }
+        # A platform may keep an object of its own there; the window's options only ever come in a dict.
+        values = additional_config.items() if isinstance(additional_config, Mapping) else ()
+        given = {key: value for key, value in values if key.startswith(_PREFIX) and value is not None}
         if not given:
             return None
         try:

@@ -30,7 +30,10 @@ def facts(**values) -> DraftFacts:
 
 
 class TestOptions:
-    @pytest.mark.parametrize("additional_config", [None, {}, {"draft_window_size": None}, {"refresh": True}])
+    @pytest.mark.parametrize(
+        "additional_config",
+        [None, {}, {"draft_window_size": None}, {"refresh": True}, SimpleNamespace(draft_window_size=1)],
+    )
     def test_absent_or_null_means_off(self, additional_config):
         assert DraftWindowOptions.from_additional_config(additional_config) is None
 
