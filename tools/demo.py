@@ -5,10 +5,10 @@
 trained on. The exit status is 1 where any output token differs from the target's own.
 """
 
+import importlib.metadata
 import json
 import os
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +25,7 @@ def main(
     window: Annotated[int, typer.Option(min=1, help="draft_window_size, tokens.")] = 512,
     full: Annotated[bool, typer.Option("--full", help="Add a context of 8192 tokens.")] = False,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts per context.")] = 16,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate per prompt.")] = 48,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate per prompt.")] = 32,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the results here.")] = None,
     log_level: Annotated[str, typer.Option(help="vLLM's log level.")] = "ERROR",
 ) -> None:
@@ -86,7 +86,7 @@ def _measure(
                         texts[context], max_tokens=max_tokens, on_finished=lambda: progress.advance(task)
                     )
                 runner, speculator = type(engine.runner).__name__, type(engine.speculator).__name__
-    return measurements, {"vllm": version("vllm"), "runner": runner, "speculator": speculator}
+    return measurements, {"vllm": importlib.metadata.version("vllm"), "runner": runner, "speculator": speculator}
 
 
 def _table(rows: list[dict[str, Any]], window: int, engine: dict[str, str]) -> Table:

@@ -22,7 +22,7 @@ Needs torch only. The fused Triton launch in ``kernels.py`` computes the same on
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -103,14 +103,16 @@ class WindowGeometry:
         room = self.window - lookahead
         reach = max(room, queries) if isinstance(queries, int) else queries.clip(min=room)
         # [num_reqs]
-        seq_lens = seq_lens.clip(min=0, max=self.limit)
-        start = (seq_lens - reach).clip(min=0) // self.alignment * self.alignment
+        seq_lens = _clip(seq_lens, 0, self.limit)
+        start = _round_down(_clip(seq_lens - reach, 0, self.limit), self.alignment)
+        if not (self.sink or self.min_context):
+            return start, seq_lens - start
         cropped = (start > self.aligned_sink) & (seq_lens >= self.min_context)
         removed = (start - self.aligned_sink) * cropped
         return removed, seq_lens - removed
 
     def host_bound(
-        self, upper_bound: np.ndarray, *, max_rejected: int, queries: int | np.ndarray, lookahead: int = 0
+        self, upper_bound: np.ndarray, *, max_rejected: int | np.ndarray, queries: int | np.ndarray, lookahead: int = 0
     ) -> np.ndarray:
         """Windowed length that no device length in ``[upper_bound - max_rejected, upper_bound]`` exceeds.
 
@@ -119,22 +121,23 @@ class WindowGeometry:
         the length gate.
 
         Args:
-            upper_bound: optimistic host lengths, int32, shape [num_reqs].
-            max_rejected: R, most tokens by which the host can be ahead.
+            upper_bound: optimistic host lengths, int32, shape [num_reqs], or several mirrors [num_mirrors, num_reqs].
+            max_rejected: R, most tokens by which the host can be ahead; 0 where it is exact. One number, or one for
+                each mirror, shape [num_mirrors, 1].
 
         Returns:
-            int32, shape [num_reqs].
+            int32, the shape of ``upper_bound``.
         """
-        upper = upper_bound.clip(min=0, max=self.limit)
-        lower = (upper_bound - max_rejected).clip(min=0, max=self.limit)
+        upper = _clip(upper_bound, 0, self.limit)
+        lower = _clip(upper_bound - max_rejected, 0, self.limit)
         room = self.window - lookahead
-        reach = max(room, queries) if isinstance(queries, int) else queries.clip(min=room)
+        reach = max(room, queries) if isinstance(queries, int) else np.maximum(queries, room)
         before_edge = reach + (upper - reach) // self.alignment * self.alignment - 1
-        bound = np.zeros_like(upper)
-        for candidate in (upper, before_edge.clip(lower, upper), np.clip(self.min_context - 1, lower, upper)):
-            _, length = self.lengths(candidate, queries=queries, lookahead=lookahead)
-            np.maximum(bound, length, out=bound)
-        return bound
+        candidates = [upper, _clip(before_edge, lower, upper)]
+        if self.min_context:
+            candidates.append(_clip(np.full_like(upper, self.min_context - 1), lower, upper))
+        _, length = self.lengths(np.array(candidates), queries=queries, lookahead=lookahead)
+        return length.max(axis=0)
 
     def crop_block_table(
         self,
@@ -149,15 +152,49 @@ class WindowGeometry:
         lookahead: int = 0,
     ) -> torch.Tensor:
         """Plain-torch twin of the fused launch: the cropped table of one group, [num_reqs, columns], ids unchanged."""
-        size, columns = self.block_sizes[group], self.columns[group]
+        size, full_columns = self.block_sizes[group], full_table.shape[1]
         # [columns]
-        column = torch.arange(columns, dtype=torch.int32, device=full_table.device)
+        column, longer_than = self._column_constants(group, lookahead, full_table.device)
         # [num_reqs, 1]
-        shift = (removed // size).unsqueeze(1)
-        # A padding row has no look-ahead either: it must not point at anything.
-        needed = ((length + lookahead * (length > 0) + size - 1) // size).unsqueeze(1)
+        shift = _whole_blocks(removed, size).unsqueeze(1)
+        if self.aligned_sink:
+            shift = shift * (column >= self.aligned_sink // size)
         # [num_reqs, columns]
-        source = column + shift * (column >= self.aligned_sink // size)
-        real = (column < needed) & (source < full_table.shape[1])
-        ids = full_table.gather(1, source.clip(max=full_table.shape[1] - 1).long())
-        return ids * real
+        source = column + shift
+        real = length.unsqueeze(1) > longer_than
+        if lookahead:  # reads of later steps may lie past the table, what is there never does
+            real &= source < full_columns
+        return full_table.gather(1, source.clip_(max=full_columns - 1)) * real
+
+    def _column_constants(self, group: int, lookahead: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Indices of a group's columns, int64, and the length above which a request needs each, int32; both [columns].
+
+        A request needs a column that its last look-ahead position reaches. A padding row has no look-ahead either: it
+        must not point at anything.
+        """
+        key = (group, lookahead, device)
+        if key not in self._constants:
+            column = torch.arange(self.columns[group], device=device)
+            self._constants[key] = column, (column * self.block_sizes[group] - lookahead).clip(min=0).int()
+        return self._constants[key]
+
+    @cached_property
+    def _constants(self) -> dict[tuple[int, int, torch.device], tuple[torch.Tensor, torch.Tensor]]:
+        return {}
+
+
+def _clip(values: IntArray, low: Any, high: Any) -> IntArray:
+    """``values.clip``; NumPy's method costs three times the two functions, and may change the type of integers."""
+    if isinstance(values, np.ndarray):
+        return np.minimum(np.maximum(values, low), high)
+    return values.clip(low, high)
+
+
+def _whole_blocks(tokens: IntArray, size: int) -> IntArray:
+    """``tokens // size``; a shift costs half of a division, which some devices leave to the host."""
+    return tokens >> (size.bit_length() - 1) if size & (size - 1) == 0 else tokens // size
+
+
+def _round_down(tokens: IntArray, size: int) -> IntArray:
+    """``tokens // size * size``."""
+    return tokens & -size if size & (size - 1) == 0 else tokens // size * size

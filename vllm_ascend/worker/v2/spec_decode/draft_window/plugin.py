@@ -5,7 +5,8 @@
 vLLM calls :func:`register` in every process, before a worker builds its model runner. Two constructors are hooked:
 
 * ``DraftModelSpeculator`` makes the class that vLLM or vLLM-Ascend has chosen, with the window's mixin in front;
-* ``WorkerBase`` checks the options and says so in one line where the window cannot act.
+* ``WorkerBase`` checks the options, says so in one line where the window cannot act, and puts Model Runner V1's shim in
+  place where vLLM-Ascend's proposers are loaded.
 
 Without the option both do what they did before.
 """
@@ -55,13 +56,17 @@ def _windowed_class(mixin: type, speculator_class: type) -> type:
 def _reporting(worker_init: Callable[..., None]) -> Callable[..., None]:
     @wraps(worker_init)
     def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        from . import mrv1
         from .config import DraftWindow, WindowOff
         from .startup import decide, report_off
 
         worker_init(self, vllm_config, *args, **kwargs)
-        decision = decide(vllm_config)
-        if isinstance(decision, DraftWindow) and not vllm_config.use_v2_model_runner:
-            decision = WindowOff("it needs Model Runner V2 (VLLM_USE_V2_MODEL_RUNNER=1)", logging.WARNING)
+        if not vllm_config.use_v2_model_runner and mrv1.install():
+            decision = mrv1.decide(vllm_config)
+        else:
+            decision = decide(vllm_config)
+            if isinstance(decision, DraftWindow) and not vllm_config.use_v2_model_runner:
+                decision = WindowOff("it needs Model Runner V2 (VLLM_USE_V2_MODEL_RUNNER=1)", logging.WARNING)
         if isinstance(decision, WindowOff):
             report_off(decision, vllm_config)
 

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the two model runners agree on, as one table for a review.
+
+::
+
+    python tools/parity_report.py --json parity.json
+    python tools/parity_report.py --json parity.json --engines   # adds runs of real engines, about three minutes
+
+Runs on a CPU from a checkout of this repository, where the batches, the oracle and the comparisons live in ``tests``.
+Exits with 1 where something differs that is not meant to.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tools.cpu_engine import activate  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the report; ``differences`` that are not ``meant`` are faults."""
+
+    compared: str
+    ways: str
+    rows: int
+    differences: int
+    meant: bool
+    where_from: str
+
+
+def main() -> int:
+    """Compare, print, write; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the rows, and examples of what differs, to this file")
+    parser.add_argument("--engines", action="store_true", help="run both runners of real vLLM too")
+    parser.add_argument("--per-kind", type=int, default=12, help="batches of every kind for every draft (default 12)")
+    args = parser.parse_args()
+    if args.per_kind < 1:
+        parser.error(f"--per-kind={args.per_kind} must be at least 1")
+    activate()
+    examples: dict[str, str] = {}
+    rows = [*_batches(args.per_kind, examples), *_published()]
+    if args.engines:
+        rows += _engines()
+    faults = [row for row in rows if row.differences and not row.meant]
+    print(_table(rows))
+    print(f"\n{len(faults)} of {len(rows)} comparisons differ where they should not.")
+    if args.json is not None:
+        record = {"faults": len(faults), "rows": [asdict(row) for row in rows], "examples": examples}
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 1 if faults else 0
+
+
+def _batches(per_kind: int, examples: dict[str, str]) -> Iterator[Row]:
+    """Realistic batches, one line per kind, and one per meant difference."""
+    from tests.parity.batches import KINDS, batches
+    from tests.parity.compare import ALLOWED, by_what, compare
+
+    allowed = dict.fromkeys(ALLOWED, 0)
+    total = 0
+    for kind in KINDS:
+        of_kind = [batch for batch in batches(per_kind=per_kind) if batch.kind == kind]
+        found = by_what(difference for batch in of_kind for difference in compare(batch, fused=False))
+        rows = sum(len(batch.seq_lens) for batch in of_kind)
+        total += rows
+        unexpected = [rows for what, rows in found.items() if what not in ALLOWED]
+        for what, differences in found.items():
+            first = differences[0]
+            examples.setdefault(what, f"{first.ways}: {first.detail} in row {first.row} of {first.batch}")
+            if what in allowed:
+                allowed[what] += len(differences)
+        yield Row(
+            f"{kind}: start, length, tables, host lengths", "V1, V2, oracle", rows, sum(map(len, unexpected)), False, ""
+        )
+    for what, count in allowed.items():
+        yield Row(f"all batches: {what}", "V1, V2", total, count, True, ALLOWED[what])
+
+
+def _published() -> Iterator[Row]:
+    """The shim beside the published formula on random windows."""
+    import numpy as np
+
+    from tests.parity import million
+    from tests.parity.published import PublishedWindow
+
+    counts = dict.fromkeys(million.PUBLISHED_DIFFERENCES, 0)
+    total = unexplained = 0
+    for seed, sample in enumerate(million.samples(50)):
+        table, case = million.table_of(sample, seed), sample.case
+        theirs = million.v1(
+            sample,
+            table,
+            PublishedWindow(case.window, case.block_sizes[0], million.ROWS, case.lookahead, table.device),
+        )
+        differs = million.rows_that_differ(theirs, million.v1(sample, table))
+        explained = million.causes(sample)
+        for cause, rows in explained.items():
+            counts[cause] += int((differs & rows).sum())
+        unexplained += int((differs & ~np.logical_or.reduce(list(explained.values()))).sum())
+        total += million.ROWS
+    yield Row("random windows: everything else", "shim, published formula", total, unexplained, False, "")
+    for cause, count in counts.items():
+        where_from = million.PUBLISHED_DIFFERENCES[cause]
+        yield Row(f"random windows: {cause}", "shim, published formula", total, count, True, where_from)
+
+
+def _engines() -> Iterator[Row]:
+    """Real engines, each runner in a process of its own."""
+    from tests.parity import engine_jobs
+
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = engine_jobs.jobs(Path(folder))
+        v1 = engine_jobs.run("v1", list(jobs.values()), Path(folder))
+        v2 = engine_jobs.run("v2", [jobs[name] for name in engine_jobs.IN_BOTH], Path(folder))
+    for name in engine_jobs.IN_BOTH:
+        for key in ("tokens", "drafts", "accepted_per_position", "proposals"):
+            differences = _count_differences(v1[name][key], v2[name][key])
+            size = len(v1[name][key]) if isinstance(v1[name][key], list) else 1
+            yield Row(f"engine {name}: {key.replace('_', ' ')}", "V1, V2", size, differences, False, "")
+    for name, record in v1.items():
+        if record["checked_builds"]:
+            # The comparison raises in the engine, so a record means that nothing differed.
+            yield Row(f"engine {name}: metadata builds", "V1, oracle", record["checked_builds"], 0, False, "")
+
+
+def _count_differences(one: Any, other: Any) -> int:
+    if not isinstance(one, list):
+        return int(one != other)
+    return sum(a != b for a, b in zip(one, other, strict=False)) + abs(len(one) - len(other))
+
+
+def _table(rows: list[Row]) -> str:
+    lines = ["| compared | between | rows | differences | where from |", "|---|---|---:|---:|---|"]
+    for row in rows:
+        count = f"{row.differences} (meant)" if row.meant else f"{row.differences}"
+        lines.append(f"| {row.compared} | {row.ways} | {row.rows:,} | {count} | {row.where_from} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

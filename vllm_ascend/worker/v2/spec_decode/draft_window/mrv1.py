@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM-Ascend project
+"""Model Runner V1 of an installed vLLM-Ascend: same options, same rules, the shim instead of its own adapter.
+
+Its proposers build an adapter from the bare ``draft_window_size``, unchecked and whatever the method. So the option is
+hidden from them while they load, and what :func:`decide` says is put in place afterwards. Three more methods need help:
+where KV groups become known, where a parallel drafter builds metadata per KV group from tables that the adapter never
+saw, and where a later step compares lengths, windowed by then, with ``max_model_len``.
+"""
+
+import logging
+import math
+import sys
+from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.logger import logger
+
+from .config import (
+    AUTOREGRESSIVE_METHODS,
+    DraftFacts,
+    DraftWindow,
+    DraftWindowOptions,
+    WindowOff,
+    facts_from_config,
+    resolve,
+)
+from .groups import inspect_draft_groups
+from .inputs import swapped
+from .startup import report_off
+
+_PROPOSERS = "vllm_ascend.spec_decode"
+
+
+def install() -> bool:
+    """Put the shim in place of vLLM-Ascend's adapter; calling it again changes nothing.
+
+    Imports nothing of vLLM-Ascend: its worker module has loaded the proposers before a worker is constructed.
+
+    Returns:
+        Whether this process has proposers of Model Runner V1 that know a draft window.
+    """
+    base_module = sys.modules.get(f"{_PROPOSERS}.llm_base_proposer")
+    upstream = vars(base_module).get("SlidingWindowAdapter") if base_module is not None else None
+    if base_module is None or upstream is None:
+        return False
+    from vllm_ascend.spec_decode.sliding_window import SlidingWindowAdapter
+
+    if upstream is SlidingWindowAdapter:
+        return True
+    for name, module in list(sys.modules.items()):
+        if name.startswith("vllm_ascend.") and vars(module).get("SlidingWindowAdapter") is upstream:
+            module.SlidingWindowAdapter = SlidingWindowAdapter  # type: ignore[attr-defined]
+    base = base_module.AscendSpecDecodeBaseProposer
+    base.load_model = _loading(base.load_model)
+    base.initialize_attn_backend = _knowing_groups(base.initialize_attn_backend)
+    base.build_draft_attn_metadata = _building_per_group(base.build_draft_attn_metadata)
+    base.attn_update_stack_num_spec_norm = _lengthening(base.attn_update_stack_num_spec_norm)
+    dspark_module = sys.modules.get(f"{_PROPOSERS}.dspark_proposer")
+    if dspark_module is not None:  # has an initialize_attn_backend of its own
+        dspark = dspark_module.AscendDSparkProposer
+        dspark.initialize_attn_backend = _knowing_groups(dspark.initialize_attn_backend)
+    return True
+
+
+def decide(vllm_config: Any) -> DraftWindow | WindowOff | None:
+    """Resolve the options for Model Runner V1; ``None`` when the window is not asked for.
+
+    Raises:
+        ValueError: see :meth:`DraftWindowOptions.from_additional_config` and :func:`.config.resolve`.
+    """
+    options = DraftWindowOptions.from_additional_config(vllm_config.additional_config)
+    if options is None:
+        return None
+    if vllm_config.speculative_config is None:
+        return WindowOff("speculative decoding is not configured", logging.WARNING)
+    facts = facts_from_config(vllm_config)
+    if facts.method in AUTOREGRESSIVE_METHODS:
+        return _resolve_autoregressive(options, facts)
+    return resolve(options, facts)
+
+
+def _resolve_autoregressive(options: DraftWindowOptions, facts: DraftFacts) -> DraftWindow | WindowOff:
+    """Model Runner V1 windows autoregressive drafts too; all but the smallest window is as for a parallel drafter."""
+    size, tokens = options.draft_window_size, facts.num_speculative_tokens
+    if size <= tokens:
+        raise ValueError(
+            f"draft_window_size={size} is too small for {facts.method}: it must be at least {tokens + 1}, "
+            f"one more than num_speculative_tokens"
+        )
+    decision = resolve(options, replace(facts, method="dflash", queries_per_request=1))
+    if isinstance(decision, WindowOff):
+        return decision
+    return replace(decision, method=facts.method, max_lookahead=tokens)
+
+
+def _loading(load_model: Callable[..., None]) -> Callable[..., None]:
+    @wraps(load_model)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        decision = decide(self.vllm_config)
+        options = self.vllm_config.additional_config or {}
+        hidden = {key: value for key, value in options.items() if not key.startswith("draft_window")}
+        with swapped((self.vllm_config, "additional_config", hidden)):
+            load_model(self, *args, **kwargs)
+        if isinstance(decision, DraftWindow):
+            _attach(self, decision, self.kernel_block_size)
+            _report(self)
+
+    return wrapper
+
+
+def _knowing_groups(initialize_attn_backend: Callable[..., None]) -> Callable[..., None]:
+    @wraps(initialize_attn_backend)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialize_attn_backend(self, *args, **kwargs)
+        if self.sliding_window is None:
+            return
+        sizes = [group.kv_cache_spec.block_size for group in self.draft_attn_groups]
+        # Only what the layers keep is asked here, not how wide the tables are.
+        tables = SimpleNamespace(
+            kernel_block_sizes=sizes, input_block_tables=[SimpleNamespace(shape=(0, 0))] * len(sizes)
+        )
+        groups = inspect_draft_groups([[group] for group in self.draft_attn_groups], tables)
+        if isinstance(groups, WindowOff):
+            self.draft_window_size = self.sliding_window = None
+            report_off(groups, self.vllm_config)
+            return
+        block_size = math.lcm(*sizes) if self.method == "dspark" else self.sliding_window.block_size
+        _attach(self, self.draft_window.widened_to(groups.native_window), block_size)
+
+    return wrapper
+
+
+def _building_per_group(build_draft_attn_metadata: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(build_draft_attn_metadata)
+    def wrapper(self: Any, common_attn_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        # KV group id -> [>= num_reqs, columns]; DSpark builds from these, with the lengths that the adapter windowed.
+        tables = getattr(self, "_per_group_block_table_buffers", None)
+        if self.sliding_window is None or self.method != "dspark" or not tables:
+            return build_draft_attn_metadata(self, common_attn_metadata, *args, **kwargs)
+        sizes = {group.kv_cache_group_id: group.kv_cache_spec.block_size for group in self.draft_attn_groups}
+        rows = common_attn_metadata.num_reqs
+        cropped = {gid: self.sliding_window.crop_group(table[:rows], sizes[gid]) for gid, table in tables.items()}
+        with swapped((self, "_per_group_block_table_buffers", cropped)):
+            return build_draft_attn_metadata(self, common_attn_metadata, *args, **kwargs)
+
+    return wrapper
+
+
+def _lengthening(attn_update_stack_num_spec_norm: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(attn_update_stack_num_spec_norm)
+    def wrapper(self: Any, draft_index: int, old_common_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.sliding_window is not None:
+            # The previous step's metadata was built from the old object and stays as it is.
+            old_common_metadata = copy(old_common_metadata)
+            self.sliding_window.before_next_step(old_common_metadata, self.max_model_len)
+        return attn_update_stack_num_spec_norm(self, draft_index, old_common_metadata, *args, **kwargs)
+
+    return wrapper
+
+
+def _attach(proposer: Any, window: DraftWindow, block_size: int) -> None:
+    from vllm_ascend.spec_decode.sliding_window import SlidingWindowAdapter
+
+    vllm_config = proposer.vllm_config
+    proposals_ahead = 1 + vllm_config.parallel_config.pipeline_parallel_size
+    proposer.draft_window, proposer.draft_window_size = window, window.size
+    proposer.sliding_window = SlidingWindowAdapter(
+        window.size,
+        block_size,
+        proposer.runner.max_num_reqs,
+        window.max_lookahead,
+        proposer.device,
+        sink_size=window.sink_size,
+        min_context=window.min_context,
+        max_model_len=vllm_config.model_config.max_model_len,
+        max_rejected=vllm_config.speculative_config.num_speculative_tokens * proposals_ahead,
+    )
+
+
+def _report(proposer: Any) -> None:
+    if proposer.vllm_config.parallel_config.rank != 0:
+        return
+    window, adapter = proposer.draft_window, proposer.sliding_window
+    for warning in window.warnings:
+        logger.warning("Draft window: %s.", warning)
+    logger.info(
+        "Draft window in force: method=%s, W=%d, sink=%d, min_context=%d, block alignment=%d, table columns=%d, "
+        "runner=V1 (%s).",
+        window.method,
+        window.size,
+        window.sink_size,
+        window.min_context,
+        adapter.block_size,
+        adapter.max_window_blocks,
+        type(proposer).__name__,
+    )
