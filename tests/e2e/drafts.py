@@ -29,12 +29,14 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
 def speculation(layout: str, folder: Path, *, num_tokens: int = NUM_TOKENS, **changes: Any) -> dict[str, Any]:
     """``speculative_config`` for one layout; the draft is written into ``folder``."""
     method, keys = LAYOUTS[layout]
-    config = json.loads((DEMO_PAIR / "draft" / "config.json").read_text()) | keys | changes
+    config = json.loads((DEMO_PAIR / "draft" / "config.json").read_text())
+    dflash = config["dflash_config"] | keys.get("dflash_config", {})
+    config |= keys | changes | {"dflash_config": dflash}
     weights = load_file(DEMO_PAIR / "draft" / "model.safetensors")
     if method == "dflash":
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("markov_head")}
-        dflash = {"mask_token_id": config.pop("mask_token_id"), "target_layer_ids": config.pop("target_layer_ids")}
-        config |= {"architectures": ["DFlashDraftModel"], "dflash_config": dflash | config.get("dflash_config", {})}
+        del config["mask_token_id"], config["target_layer_ids"]
+        config["architectures"] = ["DFlashDraftModel"]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -48,6 +48,8 @@ def save_draft(draft: DSparkDraft, folder: Path, *, num_target_layers: int) -> i
         "num_target_layers": num_target_layers,
         "sample_from_anchor": True,
         "target_layer_ids": list(config.target_layer_ids),
+        # vLLM 0.26 sizes the draft's `fc` by the layers named here.
+        "dflash_config": {"mask_token_id": MASK_TOKEN_ID, "target_layer_ids": list(config.target_layer_ids)},
     }
     return _save(draft, folder, _qwen3_config(config) | keys)
 
