@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows the draft window at work: real vLLM (Model Runner V2), off and on, over growing contexts.
+"""Shows the draft window at work: real vLLM (Model Runner V2) on a CPU, off and on, over growing contexts.
 
-``bash tools/demo.sh`` makes an environment with vLLM for the CPU and runs this; ``--device cuda`` takes the vLLM that
-is installed, with FULL graphs in bfloat16. Prompts are cut from Python source that the demo pair was not trained on. The
-exit status is 1 where any output token differs from the target's own.
+``bash tools/demo.sh`` makes an environment and runs this. Prompts are cut from Python source that the demo pair was not
+trained on. The exit status is 1 where any output token differs from the target's own.
 """
 
 import importlib.metadata
@@ -21,41 +20,23 @@ from rich.table import Table
 CONTEXTS = (512, 2048, 4096)
 FULL_CONTEXTS = (*CONTEXTS, 8192)
 
-_ENGINE_ARGS: dict[str, dict[str, Any]] = {
-    "cpu": {},
-    "cuda": {
-        "dtype": "bfloat16",
-        "block_size": 16,
-        "enforce_eager": False,
-        "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
-    },
-}
-
 
 def main(
     window: Annotated[int, typer.Option(min=1, help="draft_window_size, tokens.")] = 512,
     full: Annotated[bool, typer.Option("--full", help="Add a context of 8192 tokens.")] = False,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts per context.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate per prompt.")] = 32,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the results here.")] = None,
     log_level: Annotated[str, typer.Option(help="vLLM's log level.")] = "ERROR",
 ) -> None:
     """Print context length, accepted length with the window off and on, and whether the tokens are equal."""
-    if device not in _ENGINE_ARGS:
-        raise typer.BadParameter(f"{device!r} is not one of {', '.join(_ENGINE_ARGS)}", param_hint="--device")
     os.environ["VLLM_LOGGING_LEVEL"] = log_level
-    if device == "cpu":
-        from tools.cpu_engine import activate
+    from tools.cpu_engine import activate
 
-        activate()
-    else:
-        os.environ |= {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    activate()
     console = Console()
     contexts = FULL_CONTEXTS if full else CONTEXTS
-    measurements, engine = _measure(
-        console, contexts, window=window, prompts=prompts, max_tokens=max_tokens, engine_args=_ENGINE_ARGS[device]
-    )
+    measurements, engine = _measure(console, contexts, window=window, prompts=prompts, max_tokens=max_tokens)
 
     rows = [
         {
@@ -81,7 +62,6 @@ def _measure(
     window: int,
     prompts: int,
     max_tokens: int,
-    engine_args: dict[str, Any],
 ) -> tuple[dict[str, dict[int, Any]], dict[str, str]]:
     """One engine at a time, every context through each; returns measurements by engine and context."""
     from tools.measure import DEMO_SPECULATION, Engine, demo_prompts
@@ -103,7 +83,6 @@ def _measure(
                 max_model_len=max(contexts) + 256,
                 max_num_seqs=min(prompts, 16),
                 kv_cache_memory_bytes=(1 << 30) if max(contexts) <= 4096 else (2 << 30),
-                **engine_args,
                 **configuration,
             ) as engine:
                 for context in contexts:

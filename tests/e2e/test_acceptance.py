@@ -4,7 +4,7 @@
 from tools.measure import DEMO_SPECULATION, Engine, demo_prompts
 
 NUM_PROMPTS = 16
-MAX_TOKENS = 40
+MAX_TOKENS = 48
 
 
 def measure(contexts, **additional_config):
