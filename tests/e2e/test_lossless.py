@@ -119,14 +119,18 @@ def test_sampling_with_temperature_runs_and_is_reproducible():
     assert recorder.windowed_rows > 100
 
 
-def test_near_max_model_len(block_sizes, without_speculation):
+@pytest.mark.parametrize("window", [64, 1016], ids=["crops", "covers-all-but-a-block"])
+def test_near_max_model_len(window, block_sizes, without_speculation):
     """Stock 0.27.1 reads past the block table here and may crash; the windowed lengths stop at its end."""
     engine_args = dict(max_model_len=1024, block_size=block_sizes[0])
     prompts = [prompt[-n:] for prompt, n in zip(demo_prompts(4, 1015), (990, 1000, 1010, 1015), strict=True)]
     expected = without_speculation(prompts, max_tokens=60, **engine_args)
-    with Engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, **engine_args) as engine:
-        recorder = Recorder(engine.speculator, window=64)
+    with Engine(
+        speculative_config=DEMO_SPECULATION, additional_config={"draft_window_size": window}, **engine_args
+    ) as engine:
+        recorder = Recorder(engine.speculator, window=window)
         windowed = engine.run(prompts, max_tokens=60)
     assert windowed.tokens == expected
     assert [len(tokens) for tokens in windowed.tokens] == [34, 24, 14, 9]
-    assert recorder.windowed_rows > 20
+    assert recorder.rows > 20
+    assert (recorder.windowed_rows > 20) == (window == 64)

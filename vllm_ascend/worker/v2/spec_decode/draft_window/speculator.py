@@ -85,7 +85,8 @@ class ParallelDraftWindow:
         self.windowed_inputs = WindowedInputs(
             geometry, self.input_buffers, self.block_tables, groups.group_ids, fused=HAS_TRITON
         )
-        self._first_cropped = geometry.first_cropped(queries=self.num_query_per_req)
+        # The host stops counting at the limit; a device length that it stands for may lie past the block table.
+        self._first_cropped = min(geometry.first_cropped(queries=self.num_query_per_req), geometry.limit)
         # The host may count proposals that the device has rejected: those of this batch, of the one in flight while
         # it was scheduled, and of one more per further pipeline stage.
         self._max_rejected = self.num_speculative_steps * (1 + self.vllm_config.parallel_config.pipeline_parallel_size)
