@@ -116,9 +116,9 @@ class WindowGeometry:
     ) -> np.ndarray:
         """Windowed length that no device length in ``[upper_bound - max_rejected, upper_bound]`` exceeds.
 
-        The host counts tokens that the device may have rejected. The windowed length is a sawtooth in ``s``, so its
-        largest value over a range lies at the range's end or just before an edge inside it: the last block edge, or
-        the length gate.
+        The host counts tokens that the device may have rejected. The windowed length is a sawtooth in ``s``: beyond the
+        first crop it rises from ``sink + reach`` to ``sink + reach + b - 1`` and falls back at every block edge, so a
+        range that holds an edge holds the peak before it. The length gate is one more edge, after ``min_context - 1``.
 
         Args:
             upper_bound: optimistic host lengths, int32, shape [num_reqs], or several mirrors [num_mirrors, num_reqs].
@@ -132,12 +132,14 @@ class WindowGeometry:
         lower = _clip(upper_bound - max_rejected, 0, self.limit)
         room = self.window - lookahead
         reach = max(room, queries) if isinstance(queries, int) else np.maximum(queries, room)
-        before_edge = reach + (upper - reach) // self.alignment * self.alignment - 1
-        candidates = [upper, _clip(before_edge, lower, upper)]
+        past_edge = (upper - reach) % self.alignment
+        tooth = np.where(past_edge < upper - lower, self.alignment - 1, past_edge)
+        first_cropped = np.maximum(reach + self.aligned_sink + self.alignment, self.min_context)
+        bound = np.where(upper < first_cropped, upper, self.aligned_sink + reach + tooth)
         if self.min_context:
-            candidates.append(_clip(np.full_like(upper, self.min_context - 1), lower, upper))
-        _, length = self.lengths(np.array(candidates), queries=queries, lookahead=lookahead)
-        return length.max(axis=0)
+            across = (lower < self.min_context) & (upper >= self.min_context)
+            bound = np.where(across, np.maximum(bound, self.min_context - 1), bound)
+        return bound
 
     def crop_block_table(
         self,

@@ -167,13 +167,10 @@ class ParallelDraftWindow:
         if inputs is None or not (crops or always):
             return nullcontext(), upper_bound
         inputs.refresh(num_reqs=num_reqs, num_rows=num_rows, queries=self.num_query_per_req)
-        max_seq_len = self.draft_max_seq_len
-        if upper_bound is None:
-            max_seq_len = min(max_seq_len, inputs.geometry.max_length)
-        elif crops:
+        if crops and upper_bound is not None:
             windowed = inputs.geometry.host_bound(
                 upper_bound[:num_reqs].numpy() + step, max_rejected=self._max_rejected, queries=self.num_query_per_req
             )
-            max_seq_len = int(windowed.max())
             upper_bound = torch.from_numpy(windowed - step)
+        max_seq_len = min(self.draft_max_seq_len, inputs.geometry.max_length)
         return inputs.in_place_of_originals((self, "draft_max_seq_len", max_seq_len)), upper_bound
