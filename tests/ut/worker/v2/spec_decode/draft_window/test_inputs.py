@@ -50,7 +50,7 @@ def test_torch_twin_equals_the_oracle_with_padding_rows(data):
     check_rows(batch, np.where(np.arange(len(seq_lens)) < live, seq_lens, 0))
 
 
-@settings(max_examples=300, deadline=None)
+@PROPERTY
 @given(st.data())
 def test_fused_launch_equals_its_twin_after_any_history_of_batches(data):
     """Rows are reused by longer and shorter requests and by padding; nothing of the past may shine through."""
