@@ -210,6 +210,16 @@ def facts_from_config(vllm_config: Any) -> DraftFacts:
     )
 
 
+def max_rejected(vllm_config: Any) -> int:
+    """R: most tokens by which the host's optimistic lengths can be ahead of the device's.
+
+    The host may count proposals that the device has rejected: those of this batch, of the one in flight while it was
+    scheduled, and of one more per further pipeline stage.
+    """
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    return vllm_config.speculative_config.num_speculative_tokens * (1 + stages)
+
+
 def native_window(draft_config: Any) -> int | None:
     """Sliding window of a draft's HF config: ``sliding_window``, or DFlash's ``use_swa`` with its window size."""
     dflash = getattr(draft_config, "dflash_config", None) or {}

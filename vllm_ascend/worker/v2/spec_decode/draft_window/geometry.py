@@ -83,9 +83,15 @@ class WindowGeometry:
             for size, full in zip(self.block_sizes, self.full_columns, strict=True)
         )
 
+    def reach(self, queries: Any, lookahead: int) -> Any:
+        """How far back from ``s`` a request reads before rounding: K of the W tokens lie beyond ``s``, every query row
+        stays. An int for an int, an array for an array."""
+        room = self.window - lookahead
+        return max(room, queries) if isinstance(queries, int) else queries.clip(min=room)
+
     def first_cropped(self, *, queries: int, lookahead: int = 0) -> int:
         """Smallest ``s`` that the window changes; shorter requests keep their lengths and tables bit for bit."""
-        reach = max(self.window - lookahead, queries)
+        reach = self.reach(queries, lookahead)
         # Above `limit` nothing is removed yet, but the length is clamped.
         return min(max(reach + self.aligned_sink + self.alignment, self.min_context), self.limit + 1)
 
@@ -100,8 +106,7 @@ class WindowGeometry:
         Returns:
             ``(removed, length)``, both like ``seq_lens``: tokens taken out behind the sink, and what is left to read.
         """
-        room = self.window - lookahead
-        reach = max(room, queries) if isinstance(queries, int) else queries.clip(min=room)
+        reach = self.reach(queries, lookahead)
         # [num_reqs]
         seq_lens = _clip(seq_lens, 0, self.limit)
         start = _round_down(_clip(seq_lens - reach, 0, self.limit), self.alignment)
@@ -130,8 +135,7 @@ class WindowGeometry:
         """
         upper = _clip(upper_bound, 0, self.limit)
         lower = _clip(upper_bound - max_rejected, 0, self.limit)
-        room = self.window - lookahead
-        reach = max(room, queries) if isinstance(queries, int) else np.maximum(queries, room)
+        reach = self.reach(queries, lookahead)
         past_edge = (upper - reach) % self.alignment
         tooth = np.where(past_edge < upper - lower, self.alignment - 1, past_edge)
         first_cropped = np.maximum(reach + self.aligned_sink + self.alignment, self.min_context)

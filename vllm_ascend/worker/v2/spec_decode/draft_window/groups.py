@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM-Ascend project
 """Which KV cache groups hold draft layers, and whether cropping their block tables is sound."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,13 +32,35 @@ def inspect_draft_groups(attn_groups: Sequence[Sequence[Any]], block_tables: Any
         block_tables: the runner's ``BlockTables``.
 
     Raises:
-        ValueError: a draft layer keeps something else than an attention KV cache that cropping can bound.
+        ValueError: see :func:`inspect_draft_layers`.
     """
     group_ids = tuple(i for i, groups in enumerate(attn_groups) if groups)
     if not group_ids:
         return WindowOff("the draft has no attention layers")
-    native_windows = []
-    for group in (group for i in group_ids for group in attn_groups[i]):
+    native = inspect_draft_layers(group for i in group_ids for group in attn_groups[i])
+    if isinstance(native, WindowOff):
+        return native
+    # Up to vLLM 0.31 the tables hold kernel blocks; from 0.32 on each attention group splits blocks by itself.
+    block_sizes = getattr(block_tables, "kernel_block_sizes", None) or block_tables.block_sizes
+    return DraftGroups(
+        group_ids=group_ids,
+        block_sizes=tuple(block_sizes[i] for i in group_ids),
+        full_columns=tuple(block_tables.input_block_tables[i].shape[1] for i in group_ids),
+        native_window=native or None,
+    )
+
+
+def inspect_draft_layers(groups: Iterable[Any]) -> int | WindowOff:
+    """The widest sliding window of any draft layer, 0 where there is none, or why their tables cannot be cropped.
+
+    Args:
+        groups: the draft's attention groups.
+
+    Raises:
+        ValueError: a draft layer keeps something else than an attention KV cache that cropping can bound.
+    """
+    widest = 0
+    for group in groups:
         backend = group.backend.get_name()
         for spec in _specs(group.kv_cache_spec):
             if "DSA" in backend or getattr(spec, "model_version", None) == "deepseek_v4":
@@ -48,15 +70,8 @@ def inspect_draft_groups(attn_groups: Sequence[Sequence[Any]], block_tables: Any
                     f"draft_window_size does not support the draft's KV cache of type {type(spec).__name__} "
                     f"(layers {', '.join(group.layer_names)}); supported are {', '.join(sorted(_CROPPABLE_SPECS))}"
                 )
-            native_windows.append(getattr(spec, "sliding_window", None) or 0)
-    # Up to vLLM 0.31 the tables hold kernel blocks; from 0.32 on each attention group splits blocks by itself.
-    block_sizes = getattr(block_tables, "kernel_block_sizes", None) or block_tables.block_sizes
-    return DraftGroups(
-        group_ids=group_ids,
-        block_sizes=tuple(block_sizes[i] for i in group_ids),
-        full_columns=tuple(block_tables.input_block_tables[i].shape[1] for i in group_ids),
-        native_window=max(native_windows) or None,
-    )
+            widest = max(widest, getattr(spec, "sliding_window", None) or 0)
+    return widest
 
 
 def _specs(spec: Any) -> Iterator[Any]:

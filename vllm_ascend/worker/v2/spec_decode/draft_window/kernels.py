@@ -40,7 +40,7 @@ class WindowLaunch:
         # [max_num_reqs + 1], cumulative; where given, it tells the query tokens of each request
         query_start_loc: torch.Tensor | None = None,
     ) -> None:
-        self._window = geometry.window
+        self._geometry = geometry
         self._uniform = query_start_loc is None
         lengths = (seq_lens, seq_lens if query_start_loc is None else query_start_loc, out_seq_lens)
         self._launches = []
@@ -65,8 +65,8 @@ class WindowLaunch:
 
     def __call__(self, *, num_reqs: int, num_rows: int, queries: int = 1, lookahead: int = 0) -> None:
         """Write ``num_rows`` rows; rows from ``num_reqs`` on become empty."""
-        room = self._window - lookahead
-        reach = max(room, queries) if self._uniform else room
+        # With a query_start_loc, the kernel knows the queries of each request and takes them in.
+        reach = self._geometry.reach(queries if self._uniform else 0, lookahead)
         for launch in self._launches:
             launch(num_rows, num_reqs, reach, lookahead)
 

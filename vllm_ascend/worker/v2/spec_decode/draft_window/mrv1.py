@@ -8,30 +8,27 @@ where KV groups become known, where a parallel drafter builds metadata per KV gr
 saw, and where a later step compares lengths, windowed by then, with ``max_model_len``.
 """
 
-import logging
 import math
 import sys
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from functools import wraps
-from types import SimpleNamespace
 from typing import Any
 
-from vllm.logger import logger
-
+from . import startup
 from .config import (
     AUTOREGRESSIVE_METHODS,
     DraftFacts,
     DraftWindow,
     DraftWindowOptions,
     WindowOff,
-    facts_from_config,
+    max_rejected,
     resolve,
 )
-from .groups import inspect_draft_groups
+from .groups import inspect_draft_layers
 from .inputs import swapped
-from .startup import report_off
+from .startup import report_in_force, report_off
 
 _PROPOSERS = "vllm_ascend.spec_decode"
 
@@ -68,24 +65,14 @@ def install() -> bool:
 
 
 def decide(vllm_config: Any) -> DraftWindow | WindowOff | None:
-    """Resolve the options for Model Runner V1; ``None`` when the window is not asked for.
-
-    Raises:
-        ValueError: see :meth:`DraftWindowOptions.from_additional_config` and :func:`.config.resolve`.
-    """
-    options = DraftWindowOptions.from_additional_config(vllm_config.additional_config)
-    if options is None:
-        return None
-    if vllm_config.speculative_config is None:
-        return WindowOff("speculative decoding is not configured", logging.WARNING)
-    facts = facts_from_config(vllm_config)
-    if facts.method in AUTOREGRESSIVE_METHODS:
-        return _resolve_autoregressive(options, facts)
-    return resolve(options, facts)
+    """:func:`.startup.decide` by the rules of Model Runner V1, which windows autoregressive drafts too."""
+    return startup.decide(vllm_config, _resolve)
 
 
-def _resolve_autoregressive(options: DraftWindowOptions, facts: DraftFacts) -> DraftWindow | WindowOff:
-    """Model Runner V1 windows autoregressive drafts too; all but the smallest window is as for a parallel drafter."""
+def _resolve(options: DraftWindowOptions, facts: DraftFacts) -> DraftWindow | WindowOff:
+    """All but the smallest window of an autoregressive draft is as for a parallel drafter."""
+    if facts.method not in AUTOREGRESSIVE_METHODS:
+        return resolve(options, facts)
     size, tokens = options.draft_window_size, facts.num_speculative_tokens
     if size <= tokens:
         raise ValueError(
@@ -102,7 +89,9 @@ def _loading(load_model: Callable[..., None]) -> Callable[..., None]:
     @wraps(load_model)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
         decision = decide(self.vllm_config)
-        options = self.vllm_config.additional_config or {}
+        if decision is None:
+            return load_model(self, *args, **kwargs)
+        options = self.vllm_config.additional_config
         hidden = {key: value for key, value in options.items() if not key.startswith("draft_window")}
         with swapped((self.vllm_config, "additional_config", hidden)):
             load_model(self, *args, **kwargs)
@@ -120,17 +109,13 @@ def _knowing_groups(initialize_attn_backend: Callable[..., None]) -> Callable[..
         if self.sliding_window is None:
             return
         sizes = [group.kv_cache_spec.block_size for group in self.draft_attn_groups]
-        # Only what the layers keep is asked here, not how wide the tables are.
-        tables = SimpleNamespace(
-            kernel_block_sizes=sizes, input_block_tables=[SimpleNamespace(shape=(0, 0))] * len(sizes)
-        )
-        groups = inspect_draft_groups([[group] for group in self.draft_attn_groups], tables)
-        if isinstance(groups, WindowOff):
+        native = inspect_draft_layers(self.draft_attn_groups)
+        if isinstance(native, WindowOff):
             self.draft_window_size = self.sliding_window = None
-            report_off(groups, self.vllm_config)
+            report_off(native, self.vllm_config)
             return
         block_size = math.lcm(*sizes) if self.method == "dspark" else self.sliding_window.block_size
-        _attach(self, self.draft_window.widened_to(groups.native_window), block_size)
+        _attach(self, self.draft_window.widened_to(native), block_size)
 
     return wrapper
 
@@ -167,7 +152,6 @@ def _attach(proposer: Any, window: DraftWindow, block_size: int) -> None:
     from vllm_ascend.spec_decode.sliding_window import SlidingWindowAdapter
 
     vllm_config = proposer.vllm_config
-    proposals_ahead = 1 + vllm_config.parallel_config.pipeline_parallel_size
     proposer.draft_window, proposer.draft_window_size = window, window.size
     proposer.sliding_window = SlidingWindowAdapter(
         window.size,
@@ -178,24 +162,15 @@ def _attach(proposer: Any, window: DraftWindow, block_size: int) -> None:
         sink_size=window.sink_size,
         min_context=window.min_context,
         max_model_len=vllm_config.model_config.max_model_len,
-        max_rejected=vllm_config.speculative_config.num_speculative_tokens * proposals_ahead,
+        max_rejected=max_rejected(vllm_config),
     )
 
 
 def _report(proposer: Any) -> None:
-    if proposer.vllm_config.parallel_config.rank != 0:
-        return
-    window, adapter = proposer.draft_window, proposer.sliding_window
-    for warning in window.warnings:
-        logger.warning("Draft window: %s.", warning)
-    logger.info(
-        "Draft window in force: method=%s, W=%d, sink=%d, min_context=%d, block alignment=%d, table columns=%d, "
-        "runner=V1 (%s).",
-        window.method,
-        window.size,
-        window.sink_size,
-        window.min_context,
-        adapter.block_size,
-        adapter.max_window_blocks,
-        type(proposer).__name__,
+    adapter = proposer.sliding_window
+    report_in_force(
+        proposer.draft_window,
+        proposer.vllm_config,
+        f"block alignment={adapter.block_size}, table columns={adapter.max_window_blocks}, "
+        f"runner=V1 ({type(proposer).__name__})",
     )

@@ -17,7 +17,7 @@ import torch
 from vllm.config.compilation import CUDAGraphMode
 from vllm.triton_utils import HAS_TRITON
 
-from .config import DraftWindow, WindowOff
+from .config import DraftWindow, WindowOff, max_rejected
 from .geometry import WindowGeometry
 from .groups import inspect_draft_groups
 from .inputs import WindowedInputs
@@ -87,10 +87,15 @@ class ParallelDraftWindow:
         )
         # The host stops counting at the limit; a device length that it stands for may lie past the block table.
         self._first_cropped = min(geometry.first_cropped(queries=self.num_query_per_req), geometry.limit)
-        # The host may count proposals that the device has rejected: those of this batch, of the one in flight while
-        # it was scheduled, and of one more per further pipeline stage.
-        self._max_rejected = self.num_speculative_steps * (1 + self.vllm_config.parallel_config.pipeline_parallel_size)
-        report_in_force(window, self.windowed_inputs, self.vllm_config, runner="V2", speculator=type(self).__name__)
+        self._max_rejected = max_rejected(self.vllm_config)
+        graphs = self.vllm_config.compilation_config.cudagraph_mode.decode_mode().name
+        report_in_force(
+            window,
+            self.vllm_config,
+            f"block alignment={geometry.alignment}, table columns={list(geometry.columns)}, "
+            f"KV cache groups={list(groups.group_ids)}, runner=V2 ({type(self).__name__}), decode graphs={graphs}, "
+            f"{-(-self.windowed_inputs.num_bytes // 1024)} KiB",
+        )
 
     def capture(self) -> None:
         """Capture on the twins, so that every replay reads their addresses, planned for the window's length."""

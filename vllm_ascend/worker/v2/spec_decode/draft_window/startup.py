@@ -3,19 +3,21 @@
 """What the engine decides and says about the draft window when it starts: one line, in force or off."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from vllm.logger import logger
 
-from .config import DraftWindow, DraftWindowOptions, WindowOff, facts_from_config, resolve
-from .inputs import WindowedInputs
+from .config import DraftFacts, DraftWindow, DraftWindowOptions, WindowOff, facts_from_config, resolve
 
 
-def decide(vllm_config: Any) -> DraftWindow | WindowOff | None:
-    """Resolve the options of a ``VllmConfig``; ``None`` when the window is not asked for.
+def decide(
+    vllm_config: Any, resolve: Callable[[DraftWindowOptions, DraftFacts], DraftWindow | WindowOff] = resolve
+) -> DraftWindow | WindowOff | None:
+    """Resolve the options of a ``VllmConfig`` by the rules of a runner; ``None`` when the window is not asked for.
 
     Raises:
-        ValueError: see :meth:`DraftWindowOptions.from_additional_config` and :func:`resolve`.
+        ValueError: see :meth:`DraftWindowOptions.from_additional_config` and :func:`.config.resolve`.
     """
     options = DraftWindowOptions.from_additional_config(vllm_config.additional_config)
     if options is None:
@@ -30,25 +32,17 @@ def report_off(off: WindowOff, vllm_config: Any) -> None:
         logger.log(off.level, "Draft window off: %s.", off.reason)
 
 
-def report_in_force(
-    window: DraftWindow, inputs: WindowedInputs, vllm_config: Any, *, runner: str, speculator: str
-) -> None:
+def report_in_force(window: DraftWindow, vllm_config: Any, details: str) -> None:
+    """One line; ``details`` are what the runner made of the window: alignment, table columns, its own name."""
     if vllm_config.parallel_config.rank != 0:
         return
     for warning in window.warnings:
         logger.warning("Draft window: %s.", warning)
     logger.info(
-        "Draft window in force: method=%s, W=%d, sink=%d, min_context=%d, block alignment=%d, table columns=%s, "
-        "KV cache groups=%s, runner=%s (%s), decode graphs=%s, %d KiB.",
+        "Draft window in force: method=%s, W=%d, sink=%d, min_context=%d, %s.",
         window.method,
         window.size,
         window.sink_size,
         window.min_context,
-        inputs.geometry.alignment,
-        list(inputs.geometry.columns),
-        list(inputs.group_ids),
-        runner,
-        speculator,
-        vllm_config.compilation_config.cudagraph_mode.decode_mode().name,
-        -(-inputs.num_bytes // 1024),
+        details,
     )
