@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts against a brute-force count, and where they can be read: the log, this process's metrics, the shared files."""
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest, multiprocess
+from prometheus_client.parser import text_string_to_metric_families
+
+pytest.importorskip("vllm")
+
+from vllm.v1.metrics.prometheus import unregister_vllm_metrics  # noqa: E402
+
+from vllm_ascend.worker.v2.spec_decode.draft_window.counters import DraftWindowCounters  # noqa: E402
+from vllm_ascend.worker.v2.spec_decode.draft_window.geometry import WindowGeometry  # noqa: E402
+
+GEOMETRY = WindowGeometry(window=512, block_sizes=(32,), full_columns=(256,), max_model_len=8192, max_queries=8)
+
+
+def config(*, rank=0, engine=0, model="demo"):
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(rank=rank, data_parallel_index=engine),
+        model_config=SimpleNamespace(served_model_name=model),
+    )
+
+
+def bounds(lengths, max_rejected=14):
+    upper = np.array(lengths, dtype=np.int32)
+    return upper, GEOMETRY.host_bound(upper, max_rejected=max_rejected, queries=8)
+
+
+def metrics(text, **labels):
+    return {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("vllm:draft_window")
+        and sample.name.endswith("_total")
+        and labels.items() <= sample.labels.items()
+    }
+
+
+def test_counts_equal_a_count_row_by_row():
+    counters = DraftWindowCounters(config())
+    rng = np.random.default_rng(0)
+    rows = tokens = 0
+    for _ in range(50):
+        upper, windowed = bounds(rng.integers(0, 8192, size=rng.integers(0, 17)))
+        counters.record(upper, windowed)
+        for u, w in zip(upper.tolist(), windowed.tolist(), strict=True):
+            rows += u > w
+            tokens += u - w
+    counters.record()
+    assert (counters.builds, counters.windowed_rows, counters.skipped_kv_tokens) == (51, rows, tokens)
+    assert rows > 100
+
+
+def test_bounds_say_what_the_device_skips_to_within_the_doubt():
+    counters = DraftWindowCounters(config())
+    upper, windowed = bounds(range(1000, 8192, 7))
+    counters.record(upper, windowed)
+    for rejected in (0, 5, 14):
+        removed, _ = GEOMETRY.lengths(upper - rejected, queries=8)
+        assert abs(counters.skipped_kv_tokens - int(removed.sum())) <= len(upper) * (rejected + GEOMETRY.alignment)
+
+
+def test_other_ranks_count_nothing():
+    counters = DraftWindowCounters(config(rank=1, model="rank-1"))
+    counters.record(*bounds([4096]))
+    assert counters.builds == 0
+    assert not any(metrics(generate_latest(REGISTRY).decode(), model_name="rank-1").values())
+
+
+def test_this_process_exposes_them_whatever_vllm_unregisters():
+    first = DraftWindowCounters(config(model="exposed"))
+    first.record(*bounds([4096, 100]))
+    unregister_vllm_metrics()  # what a second engine in the process does
+    second = DraftWindowCounters(config(model="exposed", engine=1))
+    second.record()
+    text = generate_latest(REGISTRY).decode()
+    assert metrics(text, model_name="exposed", engine="0") == {
+        "vllm:draft_window_num_builds_total": 1,
+        "vllm:draft_window_num_windowed_rows_total": 1,
+        "vllm:draft_window_num_skipped_kv_tokens_total": first.skipped_kv_tokens,
+    }
+    assert metrics(text, model_name="exposed", engine="1")["vllm:draft_window_num_builds_total"] == 1
+
+
+def test_one_line_per_interval_and_one_after_the_last_build(caplog_vllm):
+    counters = DraftWindowCounters(config(), log_interval=0.3)
+    upper, windowed = bounds([4096, 100])
+    for _ in range(20):
+        counters.record(upper, windowed)
+    assert not caplog_vllm.messages
+    wait_for(lambda: caplog_vllm.messages)
+    skipped = int((upper - windowed).sum())
+    assert caplog_vllm.messages == [
+        f"Draft window metrics: Builds: 20, Windowed rows: 20, KV tokens not read per draft layer: {20 * skipped} "
+        f"(mean per windowed row: {skipped:.1f})"
+    ]
+    counters.record()
+    wait_for(lambda: len(caplog_vllm.messages) == 2)
+    assert "Builds: 1, Windowed rows: 0, KV tokens not read per draft layer: 0 " in caplog_vllm.messages[1]
+
+
+CHILD = """
+from tools.cpu_engine import activate
+activate()
+from tests.ut.worker.v2.spec_decode.draft_window.test_counters import DraftWindowCounters, bounds, config
+for _ in range(3):
+    counters = DraftWindowCounters(config(model="files"))
+    counters.record(*bounds([4096]))
+"""
+
+
+def test_shared_files_bring_them_to_another_process(tmp_path):
+    environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "VLLM_LOGGING_LEVEL": "ERROR"}
+    root = Path(__file__).resolve().parents[6]
+    subprocess.run([sys.executable, "-c", CHILD], env=environment, cwd=root, check=True)
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry, path=str(tmp_path))
+    found = metrics(generate_latest(registry).decode(), model_name="files", engine="0")
+    upper, windowed = bounds([4096])
+    assert found["vllm:draft_window_num_builds_total"] == found["vllm:draft_window_num_windowed_rows_total"] == 3
+    assert found["vllm:draft_window_num_skipped_kv_tokens_total"] == 3 * int((upper - windowed).sum())
+
+
+def wait_for(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def caplog_vllm(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="vllm")
+    return caplog
