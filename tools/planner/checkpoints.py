@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint's ``config.json`` says about its KV cache; loads no weights and needs no vLLM."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from vllm_ascend.worker.v2.spec_decode.draft_window.config import native_window
+
+_METHODS = {"dspark": "dspark", "dflash": "dflash", "eagle3": "eagle3", "eagle": "eagle"}
+_NESTED = ("text_config", "transformer_layer_config")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """One model directory.
+
+    Attributes:
+        config: the language model's config, one attribute per key.
+        windows: sliding window of each layer that keeps keys and values, ``None`` for full attention.
+        layers_without_kv: layers that keep a state of fixed size instead.
+        weight_bytes: size of the weight files.
+    """
+
+    path: Path
+    config: SimpleNamespace
+    windows: tuple[int | None, ...]
+    layers_without_kv: int
+    weight_bytes: int
+
+    @classmethod
+    def read(cls, path: Path) -> "Checkpoint":
+        """Read ``path/config.json``.
+
+        Raises:
+            ValueError: it is missing, cannot be read, or does not describe a decoder; says what to do.
+        """
+        config = SimpleNamespace(**_language_config(read_config(path)))
+        for key in ("num_hidden_layers", "num_attention_heads", "hidden_size"):
+            if not isinstance(getattr(config, key, None), int):
+                raise ValueError(f"{path / 'config.json'} has no integer {key!r}: it is not the config of a decoder")
+        windows = [window for window in _layer_windows(config) if window != "none"]
+        return cls(
+            path=path,
+            config=config,
+            windows=tuple(window if isinstance(window, int) else None for window in windows),
+            layers_without_kv=config.num_hidden_layers - len(windows),
+            weight_bytes=sum(file.stat().st_size for file in path.glob("*.safetensors")),
+        )
+
+    @property
+    def dtype(self) -> str:
+        return str(getattr(self.config, "dtype", None) or getattr(self.config, "torch_dtype", None) or "bfloat16")
+
+    @property
+    def method(self) -> str:
+        """The speculative method that this draft's architecture stands for."""
+        names = (
+            *(getattr(self.config, "architectures", None) or ()),
+            getattr(self.config, "speculators_model_type", ""),
+        )
+        described = " ".join(names).lower()
+        return next((method for name, method in _METHODS.items() if name in described), "draft_model")
+
+    @property
+    def causal(self) -> bool:
+        """Whether a query row of a parallel drafter sees only the rows before it."""
+        override = (getattr(self.config, "dflash_config", None) or {}).get("causal")
+        if override is not None or self.method not in ("dflash", "dspark"):
+            return override is not False
+        layer_types = getattr(self.config, "layer_types", None)
+        return layer_types is not None and all(kind == "sliding_attention" for kind in layer_types)
+
+    @property
+    def position_limits(self) -> dict[str, int]:
+        """Lengths that the position embedding was trained or declared for, the most telling first."""
+        rope = getattr(self.config, "rope_parameters", None) or getattr(self.config, "rope_scaling", None) or {}
+        key = "original_max_position_embeddings"
+        limits = {
+            key: rope.get(key) or getattr(self.config, key, None),
+            "max_position_embeddings": getattr(self.config, "max_position_embeddings", None),
+        }
+        return {name: int(value) for name, value in limits.items() if value}
+
+    def kv_bytes_per_token(self, element_bytes: int, tensor_parallel_size: int = 1) -> int:
+        """Keys and values of one token in all layers, on one rank."""
+        return len(self.windows) * self._layer_bytes(element_bytes, tensor_parallel_size)
+
+    def kv_bytes_read(self, tokens: int, element_bytes: int, tensor_parallel_size: int = 1) -> int:
+        """What one forward over ``tokens`` tokens reads on one rank; sliding-window layers read their window."""
+        seen = sum(min(tokens, window or tokens) for window in self.windows)
+        return seen * self._layer_bytes(element_bytes, tensor_parallel_size)
+
+    def _layer_bytes(self, element_bytes: int, tensor_parallel_size: int) -> int:
+        config = self.config
+        if getattr(config, "kv_lora_rank", None):  # MLA keeps one latent, the same on every rank
+            return (config.kv_lora_rank + config.qk_rope_head_dim) * element_bytes
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return 2 * max(heads // tensor_parallel_size, 1) * head_size * element_bytes
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """``config.json`` of a model directory.
+
+    Raises:
+        ValueError: no such directory or file, no permission, or not a JSON object.
+    """
+    file = path / "config.json"
+    try:
+        if not path.is_dir():
+            raise ValueError(
+                f"{path} is no directory; give the folder of a checkpoint (fetch one from the hub with `hf download`)"
+            )
+        values = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{path} has no config.json; give the folder that holds the checkpoint itself") from None
+    except OSError as error:
+        raise ValueError(f"cannot read {file}: {error.strerror}; check its permissions") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} is not text; is it a pointer or a damaged download?") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{file} is not JSON (line {error.lineno}: {error.msg}); is it a pointer or a damaged download?"
+        ) from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{file} is not a JSON object")
+    return values
+
+
+def _language_config(values: dict[str, Any]) -> dict[str, Any]:
+    """Multimodal models and speculators' drafts nest the decoder's config."""
+    for key in _NESTED:
+        if isinstance(values.get(key), dict):
+            # The outer architecture says which draft it is.
+            return {**values, **values[key], **{k: values[k] for k in ("architectures",) if k in values}}
+    return values
+
+
+def _layer_windows(config: SimpleNamespace) -> list[int | str | None]:
+    """Per layer: a sliding window, ``None`` for full attention, ``"none"`` where no token keeps keys and values."""
+    layers, window = config.num_hidden_layers, native_window(config)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None and getattr(config, "full_attention_interval", None):
+        every = config.full_attention_interval
+        kinds = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
+    # A DFlash draft with `use_swa` slides on every layer, unless its layer types say which.
+    if kinds is None or (window and "sliding_attention" not in kinds):
+        return [window] * layers
+    of_kind = {"full_attention": None, "sliding_attention": window}
+    return [of_kind.get(kind, "none") for kind in kinds[:layers]]
