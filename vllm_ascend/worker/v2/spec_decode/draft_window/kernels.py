@@ -7,7 +7,7 @@ itself is prepared once. Pointers are passed one by one instead of in a device t
 lose its content when the KV cache pool sleeps and wakes up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from .geometry import WindowGeometry
 
 GROUPS_PER_LAUNCH = 4
 _COLUMNS_PER_PASS = 256
+_KNOWN_TRITON = ((3, 4), (3, 9))
 
 
 class WindowLaunch:
@@ -53,7 +54,7 @@ class WindowLaunch:
                 geometry.limit,
                 geometry.alignment,
                 geometry.aligned_sink,
-                geometry.min_context,
+                geometry.gate(0),
                 not self._uniform,
                 len(groups),
                 *(geometry.block_sizes[g] for g in slots),
@@ -72,21 +73,48 @@ class WindowLaunch:
 
 
 class _Launch:
-    """Skips Triton's argument binding from the second call on: nothing that it looks at changes between calls."""
+    """Binds the kernel's arguments once: nothing that Triton looks at changes between calls."""
 
     def __init__(self, tensors: tuple[torch.Tensor, ...], constants: tuple[Any, ...]) -> None:
         self._tensors, self._constants = tensors, constants
-        self._addresses = tuple(tensor.data_ptr() for tensor in tensors)
-        self._compiled: Any = None
+        self._bound: Callable[..., None] | None = None
 
     def __call__(self, num_rows: int, *scalars: int) -> None:
-        if self._compiled is not None:
-            self._compiled[(num_rows, 1, 1)](*self._addresses, *scalars, *self._constants)
+        if self._bound is not None:
+            self._bound(num_rows, *scalars)
             return
         compiled = _window_kernel[(num_rows,)](*self._tensors, *scalars, *self._constants)
         # Elsewhere (interpreter, triton-ascend) a compiled kernel takes other arguments, or there is none.
         if torch.version.cuda is not None and self._tensors[0].is_cuda:
-            self._compiled = compiled
+            addresses = tuple(tensor.data_ptr() for tensor in self._tensors)
+            self._bound = bind(compiled, addresses, self._constants, self._tensors[0].device.index)
+
+
+def bind(
+    compiled: Any, addresses: tuple[int, ...], constants: tuple[Any, ...], device_index: int
+) -> Callable[..., None]:
+    """``launch(num_rows, *scalars)`` of a compiled CUDA kernel, by the shortest way that its Triton is known to have.
+
+    ``compiled[grid](...)`` costs three times as much: it prepares metadata for launch hooks and calls both chains of
+    them, empty or not. ``run`` is what is left without hooks, and what Triton's own ``JITFunction`` calls; its first
+    nine parameters are the same from Triton 3.4 to 3.9. Profilers that rely on Triton's hooks do not see the launch.
+    """
+    if not _KNOWN_TRITON[0] <= _version(triton) <= _KNOWN_TRITON[1]:
+        return lambda num_rows, *scalars: compiled[(num_rows, 1, 1)](*addresses, *scalars, *constants)
+    from triton.runtime import driver
+
+    run, stream_of = compiled.run, driver.active.get_current_stream
+    no_metadata, no_enter_hook, no_exit_hook = None, None, None
+    head = (compiled.function, compiled.packed_metadata, no_metadata, no_enter_hook, no_exit_hook, *addresses)
+
+    def launch(num_rows: int, *scalars: int) -> None:
+        run(num_rows, 1, 1, stream_of(device_index), *head, *scalars, *constants)
+
+    return launch
+
+
+def _version(module: Any) -> tuple[int, ...]:
+    return tuple(int(part) for part in module.__version__.split(".")[:2])
 
 
 @triton.jit(do_not_specialize=["num_reqs", "reach", "lookahead"])
@@ -108,7 +136,7 @@ def _window_kernel(
     LIMIT: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     SINK: tl.constexpr,
-    MIN_CONTEXT: tl.constexpr,
+    GATE: tl.constexpr,
     HAS_QUERY_START_LOC: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     SIZE_0: tl.constexpr,
@@ -134,7 +162,7 @@ def _window_kernel(
         reach = tl.maximum(reach, queries)
 
     start = tl.maximum(seq_len - reach, 0) // ALIGNMENT * ALIGNMENT
-    cropped = (start > SINK) & (seq_len >= MIN_CONTEXT)
+    cropped = (start > SINK) & (seq_len + lookahead >= GATE)
     removed = tl.where(cropped, start - SINK, 0)
     length = seq_len - removed
     tl.store(out_seq_lens_ptr + row, length)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM-Ascend project
+"""The prepared launch against Triton's own: what arrives at the C launcher, for the kernel as compiled for a GPU."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[6]
+
+# Triton compiles without a GPU and takes any driver; only the C launcher itself is replaced, by one that records.
+# A process of its own: the tests' Triton interprets, and vLLM for CPU hides Triton.
+CHILD = """
+import json, sys
+from types import SimpleNamespace
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia
+from triton.compiler import ASTSource
+from triton.runtime import driver
+
+sys.modules["vllm"] = SimpleNamespace()
+sys.modules["vllm.triton_utils"] = SimpleNamespace(triton=triton, tl=triton.language)
+from vllm_ascend.worker.v2.spec_decode.draft_window import kernels
+
+TARGET = GPUTarget("cuda", 90, 32)
+arrived = []
+
+def c_launch(*arguments):
+    arrived.append([a if isinstance(a, int | None) else list(a) if isinstance(a, tuple) else repr(type(a))
+                    for a in arguments])
+
+class Driver:
+    launcher_cls = nvidia.CudaLauncher
+    utils = SimpleNamespace(
+        launch=c_launch,
+        build_signature_metadata=lambda types: b"",
+        get_device_properties=lambda device: {"max_shared_mem": 232448},
+        load_binary=lambda name, kernel, shared, device: (1, 2, 32, 0, 1024),
+    )
+    get_current_device = staticmethod(lambda: 3)
+    get_current_stream = staticmethod(lambda device: 7000 + device)
+    get_current_target = staticmethod(lambda: TARGET)
+    allocate_default_profile_scratch = None
+
+# Types that come with the C launcher.
+nvidia.PyKernelArg, nvidia.ARG_KERNEL, nvidia.ARG_CONSTEXPR, nvidia.ARG_TUPLE = (lambda **fields: None), 0, 1, 2
+driver.set_active(Driver())
+kernel = kernels._window_kernel
+constants = json.loads(sys.argv[1])
+names = kernel.arg_names
+signature = {n: "*i32" if n.endswith("_ptr") else "i32" if n.islower() else "constexpr" for n in names}
+constexprs = dict(zip([n for n in names if not n.islower()], constants, strict=True))
+compiled = triton.compile(ASTSource(kernel, signature, constexprs), target=TARGET)
+addresses, scalars = tuple(range(16, 16 * 12, 16)), (5, 4032, 0)
+compiled[(6, 1, 1)](*addresses, *scalars, *constants)
+kernels.bind(compiled, addresses, tuple(constants), 3)(6, *scalars)
+kernels._KNOWN_TRITON = ((0, 0), (0, 1))
+kernels.bind(compiled, addresses, tuple(constants), 3)(6, *scalars)
+print(json.dumps(arrived))
+"""
+
+
+def test_prepared_launch_passes_what_triton_passes():
+    pytest.importorskip(
+        "triton", minversion="3.9", reason="older Tritons build a C launcher, which needs a CUDA driver"
+    )
+    constants = [1 << 20, 16, 0, 0, False, 2, *[16] * 4, *[65536] * 4, *[253] * 4, 256]
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, json.dumps(constants)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert child.returncode == 0, child.stderr
+    by_triton, prepared, by_unknown_triton = json.loads(child.stdout)
+    assert by_unknown_triton == by_triton
+    assert prepared[:4] == [6, 1, 1, 7003]
+    # The two chains of hooks and their metadata are left out, and nothing else.
+    differing = [(a, b) for a, b in zip(by_triton, prepared, strict=True) if a != b]
+    assert all(b is None for _, b in differing) and len(differing) <= 3
+    assert [a for a, _ in differing if "LazyDict" not in a and "HookChain" not in a] == []
