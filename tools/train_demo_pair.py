@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train the demo pair: a byte-level Qwen3 target and a DSpark draft that only ever saw short contexts.
+"""Train the demo pair: a byte-level Qwen3 target and drafts that only ever saw short contexts.
 
 Needs torch, numpy and safetensors and no network; about six minutes on one GPU::
 
     python -m tools.train_demo_pair --out demo-pair
 
 writes ``target/``, ``draft/`` (folders that vLLM loads), ``metrics.json`` and ``README.md``. ``--target-from DIR``
-keeps the target of an earlier run and trains the draft alone.
+keeps the target and the records of an earlier run and writes what is new: ``--method eagle3 --target-from demo-pair``
+adds an EAGLE3 draft to a pair.
 """
 
 from __future__ import annotations
@@ -14,26 +15,27 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tools.demo_pair import DRAFT_FOLDERS
 from tools.demo_pair.card import acceptance_table, model_card
 from tools.demo_pair.corpus import Corpus, load_corpus, standard_library
-from tools.demo_pair.export import MAX_PAIR_BYTES, load_target, round_to_bfloat16, save_draft, save_target
+from tools.demo_pair.dspark import DSparkConfig, DSparkDraft
+from tools.demo_pair.eagle3 import Eagle3Config, Eagle3Draft
+from tools.demo_pair.export import load_target, round_to_bfloat16, save_draft, save_target
 from tools.demo_pair.layers import ModelConfig
-from tools.demo_pair.modeling import BOS_TOKEN_ID, MASK_TOKEN_ID, DraftConfig, DSparkDraft, Target
+from tools.demo_pair.modeling import BOS_TOKEN_ID, MASK_TOKEN_ID, Draft, Target
 from tools.demo_pair.simulate import accepted_lengths, nats_per_byte
-from tools.demo_pair.training import Budget, Outcome, train_draft, train_target
+from tools.demo_pair.training import Budget, train_draft, train_target
 
 
 def main() -> None:
     """Train, measure, write."""
     args = _parse_arguments()
-    started = time.monotonic()
     if args.threads:
         torch.set_num_threads(args.threads)
     device = torch.device(args.device)
@@ -45,37 +47,92 @@ def main() -> None:
     )
 
     torch.manual_seed(args.seed)
-    target = (load_target(args.target_from / "target") if args.target_from else Target(ModelConfig(num_layers=4))).to(
-        device
-    )
+    if args.target_from:
+        target = load_target(args.target_from / "target").to(device)
+        metrics = json.loads((args.target_from / "metrics.json").read_text())
+    else:
+        target = Target(ModelConfig(num_layers=4)).to(device)
+        metrics = {"bos_token_id": BOS_TOKEN_ID, "mask_token_id": MASK_TOKEN_ID, "drafts": {}}
     if args.compile:
         target.compile()
-    if args.target_from:
-        target_record = json.loads((args.target_from / "metrics.json").read_text())["target"]
-    else:
-        outcome = train_target(
-            target,
-            train_stream,
-            context=args.target_context,
-            batch=args.target_batch,
-            seed=args.seed,
-            budget=Budget(args.target_seconds, args.steps),
-            learning_rate=args.learning_rate,
-        )
-        target_record = _target_record(args, target, outcome)
-    # The draft must learn the features of the weights that are shipped.
-    round_to_bfloat16(target)
+    if not args.target_from:
+        metrics["target"] = _train_target(args, target, corpus, train_stream, held_out)
     target.requires_grad_(False)
-    nats = nats_per_byte(target, held_out, context=args.target_context, max_windows=args.eval_prompts)
-    print("held-out nats/byte: " + ", ".join(f"{where} {value:.4f}" for where, value in nats.items()), flush=True)
 
     torch.manual_seed(args.seed + 1)
-    draft = DSparkDraft(DraftConfig()).to(device)
-    with torch.no_grad():
-        draft.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
-        draft.lm_head.weight.copy_(target.model.embed_tokens.weight)
+    draft: Draft = {"dspark": lambda: DSparkDraft(DSparkConfig()), "eagle3": lambda: Eagle3Draft(Eagle3Config())}[
+        args.method
+    ]().to(device)
+    draft.start_from(target)
     if args.compile:
         draft.compile()
+    record = _train_draft(args, draft, target, corpus, train_stream)
+
+    table = accepted_lengths(
+        target,
+        draft,
+        held_out,
+        contexts=args.eval_contexts,
+        windows=[None, *args.eval_windows],
+        num_prompts=args.eval_prompts,
+        num_tokens=args.eval_tokens,
+        batch=args.eval_batch,
+    )
+    record["mean_accepted_length"] = {
+        str(context): {"full" if window is None else str(window): round(value, 4) for window, value in row.items()}
+        for context, row in table.items()
+    }
+    print(
+        "mean accepted length (accepted drafts + bonus token)\n" + acceptance_table(record["mean_accepted_length"]),
+        flush=True,
+    )
+    metrics["drafts"][args.method] = record
+    (args.out / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
+    (args.out / "README.md").write_text(model_card(metrics))
+    print(f"wrote {args.out}")
+
+
+def _train_target(
+    args: argparse.Namespace,
+    target: Target,
+    corpus: Corpus,
+    train_stream: torch.Tensor,
+    held_out: torch.Tensor,
+) -> dict[str, Any]:
+    """Train and write the target; returns its record."""
+    outcome = train_target(
+        target,
+        train_stream,
+        context=args.target_context,
+        batch=args.target_batch,
+        seed=args.seed,
+        budget=Budget(args.target_seconds, args.steps),
+        learning_rate=args.learning_rate,
+    )
+    # A draft must learn the features of the weights that are shipped.
+    round_to_bfloat16(target)
+    size = save_target(target, args.out / "target")
+    nats = nats_per_byte(target, held_out, context=args.target_context, max_windows=args.eval_prompts)
+    print("held-out nats/byte: " + ", ".join(f"{where} {value:.4f}" for where, value in nats.items()), flush=True)
+    return asdict(outcome) | {
+        "parameters": sum(p.numel() for p in target.parameters()),
+        "bytes": size,
+        "context": args.target_context,
+        "batch": args.target_batch,
+        "max_position_embeddings": target.config.max_position_embeddings,
+        "nats_per_byte": nats,
+        "run": _run_record(args, corpus),
+    }
+
+
+def _train_draft(
+    args: argparse.Namespace,
+    draft: Draft,
+    target: Target,
+    corpus: Corpus,
+    train_stream: torch.Tensor,
+) -> dict[str, Any]:
+    """Train and write a draft; returns its record."""
     outcome = train_draft(
         draft,
         target,
@@ -90,47 +147,30 @@ def main() -> None:
     )
     round_to_bfloat16(draft)
     # Written before the measurement, so that a failure there does not lose the training.
-    target_bytes = save_target(target, args.out / "target")
-    draft_bytes = save_draft(draft, args.out / "draft", num_target_layers=target.config.num_layers)
-
-    table = accepted_lengths(
-        target,
-        draft,
-        held_out,
-        contexts=args.eval_contexts,
-        windows=[None, *args.eval_windows],
-        num_prompts=args.eval_prompts,
-        num_tokens=args.eval_tokens,
-        batch=args.eval_batch,
-    )
-    print("mean accepted length (accepted drafts + bonus token)\n" + acceptance_table(table), flush=True)
-    metrics = _run_record(args, corpus) | {
-        "target": target_record | {"bytes": target_bytes, "nats_per_byte": nats},
-        "draft": _draft_record(args, draft, outcome) | {"bytes": draft_bytes},
+    size = save_draft(draft, args.out / DRAFT_FOLDERS[args.method], num_target_layers=target.config.num_layers)
+    return asdict(outcome) | {
+        "parameters": sum(p.numel() for p in draft.parameters()),
+        "bytes": size,
+        "context": args.draft_context,
+        "batch": args.draft_batch,
+        "anchors": args.anchors,
+        "loss_decay": args.loss_decay,
+        "num_draft_tokens": draft.config.num_draft_tokens,
+        "target_layer_ids": list(draft.config.target_layer_ids),
+        "evaluation": {"prompts": args.eval_prompts, "tokens": args.eval_tokens},
+        "run": _run_record(args, corpus),
     }
-    metrics["mean_accepted_length"] = {
-        str(context): {"full" if window is None else str(window): round(value, 4) for window, value in row.items()}
-        for context, row in table.items()
-    }
-    metrics["total_seconds"] = round(time.monotonic() - started, 1)
-    (args.out / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
-    (args.out / "README.md").write_text(model_card(metrics, table))
-    print(f"wrote {args.out} ({target_bytes + draft_bytes:,} bytes of weights) in {metrics['total_seconds']} s")
-    if target_bytes + draft_bytes > MAX_PAIR_BYTES:
-        raise SystemExit(f"the pair is larger than {MAX_PAIR_BYTES:,} bytes")
 
 
 def _run_record(args: argparse.Namespace, corpus: Corpus) -> dict[str, Any]:
+    """What another machine would need to train the same model."""
     device = torch.device(args.device)
     return {
         "seed": args.seed,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "bos_token_id": BOS_TOKEN_ID,
-        "mask_token_id": MASK_TOKEN_ID,
         "learning_rate": args.learning_rate,
-        "evaluation": {"prompts": args.eval_prompts, "tokens": args.eval_tokens},
         "corpus": {
             "files": corpus.num_files,
             "held_out_files": corpus.num_held_out_files,
@@ -142,33 +182,13 @@ def _run_record(args: argparse.Namespace, corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def _target_record(args: argparse.Namespace, target: Target, outcome: Outcome) -> dict[str, Any]:
-    return asdict(outcome) | {
-        "parameters": sum(p.numel() for p in target.parameters()),
-        "context": args.target_context,
-        "batch": args.target_batch,
-        "max_position_embeddings": target.config.max_position_embeddings,
-    }
-
-
-def _draft_record(args: argparse.Namespace, draft: DSparkDraft, outcome: Outcome) -> dict[str, Any]:
-    return asdict(outcome) | {
-        "parameters": sum(p.numel() for p in draft.parameters()),
-        "context": args.draft_context,
-        "batch": args.draft_batch,
-        "anchors": args.anchors,
-        "loss_decay": args.loss_decay,
-        "num_draft_tokens": draft.config.num_draft_tokens,
-        "target_layer_ids": list(draft.config.target_layer_ids),
-    }
-
-
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument(
         "--target-from", type=Path, help="folder of an earlier run: keep its target, train the draft alone"
     )
+    parser.add_argument("--method", choices=DRAFT_FOLDERS, default="dspark", help="kind of draft to train")
     parser.add_argument("--corpus", type=Path, help="tree of *.py files (default: this Python's standard library)")
     parser.add_argument("--no-tests", action="store_true", help="leave test folders out of the corpus")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,41 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts about a trained pair: the acceptance table and the model card."""
+"""Texts about the trained models: acceptance tables and the model card."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from . import DRAFT_FOLDERS
+
 CARD = """\
 ---
 license: apache-2.0
 language: code
-tags: [speculative-decoding, dspark, demo]
+tags: [speculative-decoding, {tags}, demo]
 ---
-# Demo pair: a byte-level target and a DSpark draft with a short memory
+# Demo pair: a byte-level target and drafts with a short memory
 
-Two tiny models that show one effect in minutes on a CPU: a draft trained on contexts of {draft_context} bytes loses
+Tiny models that show one effect in minutes on a CPU: a draft trained on contexts of {draft_context} bytes loses
 its acceptance on longer contexts, and a draft window brings it back. They are good for nothing else.
 
-| | target | draft |
-|---|---|---|
-| architecture | `Qwen3ForCausalLM` | `Qwen3DSparkModel` |
-| parameters | {target_parameters:,} | {draft_parameters:,} |
-| size (bfloat16) | {target_bytes:,} bytes | {draft_bytes:,} bytes |
-| trained on contexts of | {target_context} bytes | {draft_context} bytes |
-| steps, seconds | {target_steps:,}, {target_seconds:.0f} | {draft_steps:,}, {draft_seconds:.0f} |
-| final training loss | {target_loss:.3f} nats/byte | {draft_loss:.3f} (weighted cross-entropy) |
+{models}
 
 Held-out text: **{nats:.3f} nats/byte** over contexts of {target_context} bytes. By position: {by_position}.
 
 ## Mean accepted length
 Tokens per round (accepted drafts plus the bonus token, at most {most}), greedy, {prompts} held-out prompts,
-{tokens} tokens each, float32 on the published weights. The window counts the context and the query block; its start
-is rounded down to a 16-token cache block.
+{tokens} tokens each, float32 on the published weights. The window ends with the last position of a proposal; its
+start is rounded down to a 16-token cache block.
 
-{table}
+{tables}
 
 ## Use
-A token is a byte; {bos} begins and ends a document, {mask} is the draft's mask. There is no tokenizer.
+A token is a byte; {bos} begins and ends a document, {mask} is the DSpark draft's mask. There is no tokenizer.
 
 ```python
 from vllm import LLM, SamplingParams, TokensPrompt
@@ -44,7 +39,7 @@ llm = LLM(
     "target",
     skip_tokenizer_init=True,
     max_model_len=8320,
-    speculative_config={{"method": "dspark", "model": "draft", "num_speculative_tokens": {draft_tokens}}},
+    speculative_config={{"method": "{method}", "model": "{folder}", "num_speculative_tokens": {draft_tokens}}},
 )
 prompt = TokensPrompt(prompt_token_ids=list(open("some_file.py", "rb").read()[:4096]))
 output = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, detokenize=False))
@@ -55,64 +50,102 @@ print(bytes(t for t in output[0].outputs[0].token_ids if t < 256).decode(errors=
 beyond the trained length nothing is promised.
 
 ## Training
-Text: the standard library of CPython {python} ({files} `*.py` files, {bytes:,} bytes; {held_out_files} more files,
-chosen by the hash of their path, held out). CPython is published under the PSF licence; no text of it is part of these
-folders. SHA-256 of the corpus: `{digest}`.
-Seed {seed}, torch {torch}, {device}. The training stops by the clock, so another machine takes another number of steps.
+Text: the standard library of CPython, without the files that the hash of their path holds out. CPython is published
+under the PSF licence; no text of it is part of these folders. The training stops by the clock, so another machine takes
+another number of steps.
 
-The draft reads the residual stream entering target layers {feature_layers}, predicts {draft_tokens} tokens per block
-from the target's own distribution, with weight {decay}^i on token i. Its layers share one `k_norm`, because vLLM's CPU
-kernel applies the first layer's to the context keys of all layers.
+{runs}
+
+A draft reads the residual stream entering target layers {feature_layers} and predicts {draft_tokens} tokens from the
+target's own distribution, with weight {decay}^i on token i. {notes}
 
 Licence of the weights: Apache-2.0.
 """
 
-
-def acceptance_table(table: dict[int, dict[int | None, float]]) -> str:
-    """Markdown table, one row per context length."""
-    windows = list(next(iter(table.values())))
-    heads = ["full draft attention" if window is None else f"W={window}" for window in windows]
-    lines = ["| context | " + " | ".join(heads) + " |", "|---" * (len(windows) + 1) + "|"]
-    for context, row in table.items():
-        lines.append(f"| {context} | " + " | ".join(f"{row[window]:.2f}" for window in windows) + " |")
-    return "\n".join(lines)
+ARCHITECTURES = {"dspark": "Qwen3DSparkModel", "eagle3": "LlamaForCausalLMEagle3"}
+TITLES = {"dspark": "DSpark", "eagle3": "EAGLE3"}
+NOTES = {
+    "dspark": "The layers of the DSpark draft share one `k_norm`, because vLLM's CPU kernel applies the first layer's "
+    "to the context keys of all layers.",
+    "eagle3": "The EAGLE3 draft was unrolled over its own hidden states for all of them (training-time test).",
+}
 
 
-def model_card(metrics: dict[str, Any], table: dict[int, dict[int | None, float]]) -> str:
-    """The README of a trained pair."""
-    target, draft, corpus = metrics["target"], metrics["draft"], metrics["corpus"]
+def acceptance_table(lengths: dict[str, dict[str, float]]) -> str:
+    """Markdown table of ``{context: {window: length}}``, one row per context length."""
+    windows = list(next(iter(lengths.values())))
+    heads = ["full draft attention" if window == "full" else f"W={window}" for window in windows]
+    rows = [[context, *(f"{row[window]:.2f}" for window in windows)] for context, row in lengths.items()]
+    return _markdown([["context", *heads], *rows])
+
+
+def model_card(metrics: dict[str, Any]) -> str:
+    """The README of a target and the drafts trained for it."""
+    target, drafts = metrics["target"], metrics["drafts"]
+    method, draft = next(iter(drafts.items()))
     nats = dict(target["nats_per_byte"])
     return CARD.format(
-        target_parameters=target["parameters"],
-        draft_parameters=draft["parameters"],
-        target_bytes=target["bytes"],
-        draft_bytes=draft["bytes"],
-        target_context=target["context"],
+        tags=", ".join(drafts),
+        models=_models(target, drafts),
         draft_context=draft["context"],
-        target_steps=target["steps"],
-        draft_steps=draft["steps"],
-        target_seconds=target["seconds"],
-        draft_seconds=draft["seconds"],
-        target_loss=target["loss"],
-        draft_loss=draft["loss"],
+        target_context=target["context"],
         nats=nats.pop("all"),
         by_position=", ".join(f"{where}: {value:.3f}" for where, value in nats.items()),
         most=draft["num_draft_tokens"] + 1,
-        prompts=metrics["evaluation"]["prompts"],
-        tokens=metrics["evaluation"]["tokens"],
-        table=acceptance_table(table),
+        prompts=draft["evaluation"]["prompts"],
+        tokens=draft["evaluation"]["tokens"],
+        tables="\n\n".join(
+            f"{TITLES[name]}:\n\n{acceptance_table(record['mean_accepted_length'])}" for name, record in drafts.items()
+        ),
         bos=metrics["bos_token_id"],
         mask=metrics["mask_token_id"],
+        method=method,
+        folder=DRAFT_FOLDERS[method],
         draft_tokens=draft["num_draft_tokens"],
         max_positions=target["max_position_embeddings"],
-        python=metrics["python"],
-        files=corpus["files"],
-        bytes=corpus["bytes"],
-        held_out_files=corpus["held_out_files"],
-        digest=corpus["sha256"],
-        seed=metrics["seed"],
-        torch=metrics["torch"],
-        device=metrics["device"],
+        runs=_runs({"target": target, **drafts}),
         feature_layers=", ".join(str(i + 1) for i in draft["target_layer_ids"]),
         decay=draft["loss_decay"],
+        notes=" ".join(NOTES[name] for name in drafts),
     )
+
+
+def _models(target: dict[str, Any], drafts: dict[str, dict[str, Any]]) -> str:
+    records = [target, *drafts.values()]
+    rows = [
+        ["", "target", *(f"{TITLES[name]} draft" for name in drafts)],
+        ["architecture", "`Qwen3ForCausalLM`", *(f"`{ARCHITECTURES[name]}`" for name in drafts)],
+        ["parameters", *(f"{record['parameters']:,}" for record in records)],
+        ["size (bfloat16)", *(f"{record['bytes']:,} bytes" for record in records)],
+        ["trained on contexts of", *(f"{record['context']} bytes" for record in records)],
+        ["steps, seconds", *(f"{record['steps']:,}, {record['seconds']:.0f}" for record in records)],
+        [
+            "final training loss",
+            f"{target['loss']:.3f} nats/byte",
+            *(f"{record['loss']:.3f} (weighted cross-entropy)" for record in drafts.values()),
+        ],
+    ]
+    return _markdown(rows)
+
+
+def _runs(records: dict[str, dict[str, Any]]) -> str:
+    rows = [["", "trained with", "training text", "held out", "SHA-256 of the text"]]
+    for name, record in records.items():
+        run = record["run"]
+        corpus = run["corpus"]
+        rows.append(
+            [
+                TITLES.get(name, name),
+                f"torch {run['torch']}, {run['device']}, seed {run['seed']}",
+                f"Python {run['python']}: {corpus['files']} files, {corpus['bytes']:,} bytes",
+                f"{corpus['held_out_files']} files",
+                f"`{corpus['sha256']}`",
+            ]
+        )
+    return _markdown(rows)
+
+
+def _markdown(rows: list[list[str]]) -> str:
+    """A Markdown table whose first row is the head."""
+    head, *body = ("| " + " | ".join(row) + " |" for row in rows)
+    return "\n".join([head, "|---" * len(rows[0]) + "|", *body])

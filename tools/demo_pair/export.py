@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write and read the demo pair as Hugging Face folders that vLLM loads."""
+"""Write and read the demo models as Hugging Face folders that vLLM loads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from .dspark import DSparkConfig, DSparkDraft
+from .eagle3 import Eagle3Config, Eagle3Draft
 from .layers import ModelConfig
-from .modeling import BOS_TOKEN_ID, MASK_TOKEN_ID, DraftConfig, DSparkDraft, Target
-
-MAX_PAIR_BYTES = 12_000_000
+from .modeling import BOS_TOKEN_ID, MASK_TOKEN_ID, Draft, DraftConfig, Target
 
 
 def round_to_bfloat16(model: nn.Module) -> None:
@@ -26,7 +26,7 @@ def round_to_bfloat16(model: nn.Module) -> None:
 
 def save_target(target: Target, folder: Path) -> int:
     """Write the target; returns the size of its weights in bytes."""
-    config = _qwen3_config(target.config) | {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True}
+    config = _model_keys(target.config) | {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True}
     _write_json(
         folder / "generation_config.json",
         {"bos_token_id": BOS_TOKEN_ID, "eos_token_id": BOS_TOKEN_ID, "do_sample": False},
@@ -34,13 +34,19 @@ def save_target(target: Target, folder: Path) -> int:
     return _save(target, folder, config)
 
 
-def save_draft(draft: DSparkDraft, folder: Path, *, num_target_layers: int) -> int:
-    """Write the DSpark draft; returns the size of its weights in bytes."""
-    config = draft.config
-    keys = {
+def save_draft(draft: Draft, folder: Path, *, num_target_layers: int) -> int:
+    """Write a draft; returns the size of its weights in bytes."""
+    if isinstance(draft, DSparkDraft):
+        keys = _dspark_keys(draft.config, num_target_layers)
+    else:
+        keys = _eagle3_keys(draft.config)
+    # A draft ships its own embedding and head: both were trained with it.
+    return _save(draft, folder, _model_keys(draft.config) | keys | {"tie_word_embeddings": False})
+
+
+def _dspark_keys(config: DSparkConfig, num_target_layers: int) -> dict[str, Any]:
+    return {
         "architectures": ["Qwen3DSparkModel"],
-        # The draft ships its own embedding and head: both were trained with it.
-        "tie_word_embeddings": False,
         "block_size": config.num_draft_tokens,
         "markov_head_type": "vanilla",
         "markov_rank": config.markov_rank,
@@ -51,7 +57,15 @@ def save_draft(draft: DSparkDraft, folder: Path, *, num_target_layers: int) -> i
         # vLLM 0.26 sizes the draft's `fc` by the layers named here.
         "dflash_config": {"mask_token_id": MASK_TOKEN_ID, "target_layer_ids": list(config.target_layer_ids)},
     }
-    return _save(draft, folder, _qwen3_config(config) | keys)
+
+
+def _eagle3_keys(config: DraftConfig) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": config.vocab_size,
+        # Here the numbers are those of the layers that the features enter.
+        "eagle_aux_hidden_state_layer_ids": [i + 1 for i in config.target_layer_ids],
+    }
 
 
 def load_target(folder: Path) -> Target:
@@ -61,24 +75,29 @@ def load_target(folder: Path) -> Target:
     return target
 
 
-def load_draft(folder: Path) -> DSparkDraft:
+def load_draft(folder: Path) -> Draft:
     """Read a draft written by :func:`save_draft`."""
     written = json.loads((folder / "config.json").read_text())
-    draft = DSparkDraft(
-        DraftConfig(
-            **_sizes(folder),
-            num_draft_tokens=written["block_size"],
-            markov_rank=written["markov_rank"],
-            target_layer_ids=tuple(written["target_layer_ids"]),
+    draft: Draft
+    if "Qwen3DSparkModel" in written["architectures"]:
+        draft = DSparkDraft(
+            DSparkConfig(
+                **_sizes(folder),
+                num_draft_tokens=written["block_size"],
+                markov_rank=written["markov_rank"],
+                target_layer_ids=tuple(written["target_layer_ids"]),
+            )
         )
-    )
+    else:
+        layer_ids = tuple(i - 1 for i in written["eagle_aux_hidden_state_layer_ids"])
+        draft = Eagle3Draft(Eagle3Config(**_sizes(folder), target_layer_ids=layer_ids))
     draft.load_state_dict(_weights(folder))
     return draft
 
 
-def _qwen3_config(config: ModelConfig) -> dict[str, Any]:
-    return {
-        "model_type": "qwen3",
+def _model_keys(config: ModelConfig) -> dict[str, Any]:
+    keys = {
+        "model_type": "qwen3" if config.qk_norm else "llama",
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -93,12 +112,12 @@ def _qwen3_config(config: ModelConfig) -> dict[str, Any]:
         # Transformers 4 reads the first, transformers 5 the second.
         "rope_theta": config.rope_theta,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "use_sliding_window": False,
         "bos_token_id": BOS_TOKEN_ID,
         "eos_token_id": BOS_TOKEN_ID,
         "dtype": "bfloat16",
         "torch_dtype": "bfloat16",
     }
+    return keys | {"use_sliding_window": False} if config.qk_norm else keys
 
 
 def _sizes(folder: Path) -> dict[str, Any]:
@@ -113,6 +132,7 @@ def _sizes(folder: Path) -> dict[str, Any]:
         "vocab_size": written["vocab_size"],
         "rope_theta": written["rope_parameters"]["rope_theta"],
         "rms_norm_eps": written["rms_norm_eps"],
+        "qk_norm": written["model_type"] == "qwen3",
         "max_position_embeddings": written["max_position_embeddings"],
     }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen3 layers in plain torch; module names equal the names in published checkpoints."""
+"""Qwen3 and Llama layers in plain torch; module names equal the names in published checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VOCAB_SIZE = 260
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of one Qwen3-shaped stack."""
+    """Sizes of one Qwen3-shaped stack; without QK-norm it is a Llama."""
 
     num_layers: int
     hidden_size: int = 256
@@ -26,6 +26,7 @@ class ModelConfig:
     vocab_size: int = VOCAB_SIZE
     rope_theta: float = 10_000.0
     rms_norm_eps: float = 1e-6
+    qk_norm: bool = True
     # RoPE has no table here; this is what the exported config promises to the engine.
     max_position_embeddings: int = 16_384
 
@@ -48,25 +49,25 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with QK-norm, in three steps so that drafts can take K and V from elsewhere."""
+    """Grouped-query attention, in three steps so that drafts can take K and V from elsewhere."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, input_size: int) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, config.num_heads * config.head_dim, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, config.num_kv_heads * config.head_dim, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, config.num_kv_heads * config.head_dim, bias=False)
+        self.q_proj = nn.Linear(input_size, config.num_heads * config.head_dim, bias=False)
+        self.k_proj = nn.Linear(input_size, config.num_kv_heads * config.head_dim, bias=False)
+        self.v_proj = nn.Linear(input_size, config.num_kv_heads * config.head_dim, bias=False)
         self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
 
     def query(self, x: torch.Tensor, rope: Rope) -> torch.Tensor:
-        """``[B, T, hidden]`` to ``[B, heads, T, head_dim]``."""
+        """``[B, T, input]`` to ``[B, heads, T, head_dim]``."""
         q = self.q_proj(x).unflatten(-1, (self.num_heads, self.head_dim))
         return apply_rope(self.q_norm(q).transpose(1, 2), rope, dtype=q.dtype)
 
     def key_value(self, x: torch.Tensor, rope: Rope) -> KeyValue:
-        """``[B, T, hidden]`` to K and V, each ``[B, kv_heads, T, head_dim]``."""
+        """``[B, T, input]`` to K and V, each ``[B, kv_heads, T, head_dim]``."""
         k = self.k_proj(x).unflatten(-1, (self.num_kv_heads, self.head_dim))
         v = self.v_proj(x).unflatten(-1, (self.num_kv_heads, self.head_dim))
         return apply_rope(self.k_norm(k).transpose(1, 2), rope, dtype=v.dtype), v.transpose(1, 2)
@@ -107,11 +108,11 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    """One pre-norm Qwen3 layer; the caller drives its attention."""
+    """One pre-norm layer; the caller drives its attention, whose input may be wider than the residual stream."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, attention_input_size: int | None = None) -> None:
         super().__init__()
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config, input_size=attention_input_size or config.hidden_size)
         self.mlp = Mlp(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)

@@ -1,21 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo pair in plain torch: a byte-level Qwen3 target and a DSpark draft.
+"""The demo target, a byte-level Qwen3 in plain torch, and what the drafts for it have in common.
 
-Module names equal the names in the exported checkpoints. The target is Qwen3 as published. The draft follows what
-vLLM's ``Qwen3DSparkModel`` computes:
-
-* context: ``hidden_norm(fc(features))`` gives K and V of *every* layer (k_norm and RoPE on K; no ``input_layernorm``);
-  k_norm is shared by the layers;
-* query block: ``[anchor, mask, mask, ...]`` at positions ``p, p+1, ...`` through ordinary Qwen3 layers, each query
-  seeing the context before ``p`` and the whole block (not causal inside the block);
-* logits of draft token ``i``: ``lm_head(norm(h_i)) + markov_w2(markov_w1(previous token))``.
-
-A draft of another kind can use :class:`Target` and its features unchanged.
+Module names equal the names in the exported checkpoints. The drafts are in ``dspark.py`` and ``eagle3.py``.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,12 +22,10 @@ MASK_TOKEN_ID = 257
 
 @dataclass(frozen=True)
 class DraftConfig(ModelConfig):
-    """Draft sizes plus the DSpark keys."""
+    """Draft sizes, and what of the target a draft reads."""
 
-    num_layers: int = 2
     num_draft_tokens: int = 7
-    markov_rank: int = 32
-    # vLLM's numbering: the output of layer i, which is the residual stream entering layer i + 1
+    # vLLM's numbering for DSpark: the output of layer i, which is the residual stream entering layer i + 1
     target_layer_ids: tuple[int, ...] = (0, 1, 2)
 
 
@@ -101,116 +92,72 @@ class Target(nn.Module):
         ]
 
 
-class MarkovHead(nn.Module):
-    """Low-rank bias from the previously drafted token."""
+class Draft(nn.Module, ABC):
+    """A draft that proposes ``N`` tokens after any *anchor*, the newest known token of a text.
 
-    def __init__(self, config: DraftConfig) -> None:
-        super().__init__()
-        self.markov_w1 = nn.Embedding(config.vocab_size, config.markov_rank)
-        self.markov_w2 = nn.Linear(config.markov_rank, config.vocab_size, bias=False)
-
-    def forward(self, previous: torch.Tensor) -> torch.Tensor:
-        return self.markov_w2(self.markov_w1(previous))
-
-
-class DSparkDraft(nn.Module):
-    """DSpark draft whose anchor predicts the first draft token (``sample_from_anchor``)."""
+    An anchor at position ``p`` follows a context of ``p`` tokens, whose target features the draft knows. Subclasses
+    differ in what they make of the context and in how the tokens of one proposal depend on each other.
+    """
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.fc = nn.Linear(len(config.target_layer_ids) * config.hidden_size, config.hidden_size, bias=False)
-        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.layers = stack(config)
-        # vLLM normalizes the context keys of all layers in one call with stacked weights. Its CPU kernel applies the
-        # first layer's weight to every layer (seen in 0.27.1 and 0.32); a shared weight makes every backend agree.
-        first, *others = layers_of(self.layers)
-        for layer in others:
-            layer.self_attn.k_norm = first.self_attn.k_norm
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.markov_head = MarkovHead(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        init_weights(self, num_layers=config.num_layers)
+
+    def start_from(self, target: Target) -> None:
+        """Begin with the target's embedding and head."""
+        with torch.no_grad():
+            self.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
+            self.lm_head.weight.copy_(target.model.embed_tokens.weight)
 
     def select_features(self, features: list[torch.Tensor]) -> torch.Tensor:
         """Concatenate the target layers this draft reads, ``[B, T, layers * hidden]``."""
         return torch.cat([features[i] for i in self.config.target_layer_ids], dim=-1)
 
-    def context_key_value(self, features: torch.Tensor) -> list[KeyValue]:
-        """K and V of the context in every layer, for features at positions 0, 1, ..."""
-        rope = rope_tables(torch.arange(features.shape[1], device=features.device), self.config)
-        # [B, T, hidden]
-        context = self.hidden_norm(self.fc(features))
-        return [layer.self_attn.key_value(context, rope) for layer in layers_of(self.layers)]
+    @abstractmethod
+    def context(
+        self,
+        # [B, T, layers * hidden]
+        features: torch.Tensor,
+        # [B, T + 1]
+        tokens: torch.Tensor,
+    ) -> Any:
+        """What :meth:`forward` needs to know of the text at positions 0, 1, ..., T - 1."""
 
+    @abstractmethod
     def forward(
         self,
-        # per layer [B, kv_heads, T, head_dim]
-        context: list[KeyValue],
-        # [B, A]
-        anchors: torch.Tensor,
-        # [B, A] or [1, A]
+        context: Any,
+        # [B, A, N] teacher forcing: the anchors and the true tokens after them; [B, A, 1] anchors only: greedy drafting
+        known: torch.Tensor,
+        # [B or 1, A]
         positions: torch.Tensor,
-        # [B or 1, 1, A * N, T + A * N]
-        mask: torch.Tensor,
+        # [B or 1, A, T]
+        visible: torch.Tensor,
     ) -> torch.Tensor:
-        """Normed output of ``A`` independent query blocks per row, ``[B, A, N, hidden]``."""
-        batch, num_anchors = anchors.shape
-        size = self.config.num_draft_tokens
-        # [B, A, N]
-        tokens = torch.full((batch, num_anchors, size), MASK_TOKEN_ID, device=anchors.device)
-        tokens[:, :, 0] = anchors
-        # [B or 1, A * N]
-        query_positions = (positions[:, :, None] + torch.arange(size, device=anchors.device)).flatten(1)
-        rope = rope_tables(query_positions, self.config)
-        # [B, A * N, hidden]
-        x = self.embed_tokens(tokens.flatten(1))
-        for layer, (context_k, context_v) in zip(layers_of(self.layers), context, strict=True):
-            normed = layer.input_layernorm(x)
-            k, v = layer.self_attn.key_value(normed, rope)
-            k, v = torch.cat([context_k, k], dim=2), torch.cat([context_v, v], dim=2)
-            x = x + layer.self_attn.attend(layer.self_attn.query(normed, rope), k, v, mask=mask)
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
-        return self.norm(x).unflatten(1, (num_anchors, size))
-
-    def logits(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-        """Draft logits given the token before each predicted one (teacher forcing)."""
-        return self.lm_head(hidden) + self.markov_head(previous)
-
-    def sample_greedy(self, hidden: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-        """Draft left to right: ``[B, A, N, hidden]`` and ``[B, A]`` to ``[B, A, N]``."""
-        base = self.lm_head(hidden)
-        previous, drafted = anchors, []
-        for step in range(self.config.num_draft_tokens):
-            previous = (base[:, :, step] + self.markov_head(previous)).argmax(-1)
-            drafted.append(previous)
-        return torch.stack(drafted, dim=-1)
+        """Draft logits ``[B, A, N, vocab]`` for anchors that each see a part of the context."""
 
 
-def block_mask(
-    # [B, A]
+def visible_context(
+    # [B or 1, A]
     positions: torch.Tensor,
     *,
     context_length: int,
-    block_size: int,
+    num_draft_tokens: int,
     window: int | None = None,
     alignment: int = 16,
 ) -> torch.Tensor:
-    """Which keys the queries of each anchor see, ``[B, 1, A * N, T + A * N]`` bool.
+    """Which tokens of the context each anchor sees, ``[B or 1, A, T]`` bool.
 
-    A window keeps the newest ``window`` tokens of context plus block; its start is rounded down to a cache block.
+    A window holds the newest ``window`` tokens as of the last position of the proposal; its start is rounded down to a
+    cache block and is the same for all tokens of the proposal.
     """
-    num_anchors = positions.shape[1]
     keys = torch.arange(context_length, device=positions.device)
-    # [B, A, T]
     visible = keys < positions[:, :, None]
     if window is not None:
-        start = (positions + block_size - window).clamp(min=0) // alignment * alignment
+        start = (positions + num_draft_tokens - window).clamp(min=0) // alignment * alignment
         visible &= keys >= start[:, :, None]
-    owner = torch.arange(num_anchors, device=positions.device).repeat_interleave(block_size)
-    # [A * N, A * N]
-    same_block = owner[:, None] == owner[None, :]
-    return torch.cat(
-        [visible.repeat_interleave(block_size, dim=1), same_block.expand(positions.shape[0], -1, -1)], dim=-1
-    ).unsqueeze(1)
+    return visible

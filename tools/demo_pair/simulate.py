@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Greedy speculative decoding of the demo pair, simulated exactly and without an engine.
+"""Greedy speculative decoding of the demo models, simulated exactly and without an engine.
 
 Greedy verification never changes the output, so the target's own continuation is generated once; the draft is then
 asked at *every* position of it in one batched pass, and the rounds are walked over those answers.
@@ -7,10 +7,12 @@ asked at *every* position of it in one batched pass, and the rounds are walked o
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from .corpus import windows_ending_at
-from .modeling import DSparkDraft, Target, block_mask
+from .modeling import Draft, Target, visible_context
 
 
 @torch.inference_mode()
@@ -35,7 +37,7 @@ def nats_per_byte(target: Target, stream: torch.Tensor, *, context: int, max_win
 @torch.inference_mode()
 def accepted_lengths(
     target: Target,
-    draft: DSparkDraft,
+    draft: Draft,
     stream: torch.Tensor,
     *,
     contexts: list[int],
@@ -55,12 +57,12 @@ def accepted_lengths(
         emitted = dict(rounds)
         for chunk in ends.split(batch):
             prompts = windows_ending_at(stream, chunk, context)
-            truth = _generate(target, prompts, num_tokens + draft.config.num_draft_tokens)
+            truth = generate(target, prompts, num_tokens + draft.config.num_draft_tokens)
             # [P, context + num_tokens]
             tokens = torch.cat([prompts, truth[:, :num_tokens]], dim=1)
-            context_kv = draft.context_key_value(draft.select_features(target(tokens)[1]))
+            known = draft.context(draft.select_features(target(tokens[:, :-1])[1]), tokens)
             for window in windows:
-                drafted = draft_everywhere(draft, context_kv, tokens, first=context, window=window)
+                drafted = draft_everywhere(draft, known, tokens, first=context, window=window)
                 more_rounds, more_tokens = _walk(drafted, truth)
                 rounds[window] += more_rounds
                 emitted[window] += more_tokens
@@ -70,8 +72,9 @@ def accepted_lengths(
 
 @torch.inference_mode()
 def draft_everywhere(
-    draft: DSparkDraft,
-    context_kv: list[tuple[torch.Tensor, torch.Tensor]],
+    draft: Draft,
+    # of all tokens but the last
+    context: Any,
     # [P, T]
     tokens: torch.Tensor,
     *,
@@ -82,18 +85,18 @@ def draft_everywhere(
     """Greedy drafts with every position from ``first`` on as the anchor, ``[P, T - first, N]``."""
     length = tokens.shape[1]
     positions = torch.arange(first, length, device=tokens.device)[None]
-    mask = block_mask(
+    visible = visible_context(
         positions,
-        context_length=length,
-        block_size=draft.config.num_draft_tokens,
+        context_length=length - 1,
+        num_draft_tokens=draft.config.num_draft_tokens,
         window=window,
         alignment=alignment,
     )
-    anchors = tokens[:, first:]
-    return draft.sample_greedy(draft(context_kv, anchors, positions, mask), anchors)
+    return draft(context, tokens[:, first:, None], positions, visible).argmax(-1)
 
 
-def _generate(target: Target, prompts: torch.Tensor, num_tokens: int) -> torch.Tensor:
+@torch.inference_mode()
+def generate(target: Target, prompts: torch.Tensor, num_tokens: int) -> torch.Tensor:
     """Greedy continuation, ``[P, num_tokens]``."""
     batch, length = prompts.shape
     cache = target.new_cache(batch, length + num_tokens)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training of the demo pair by wall clock."""
+"""Training of the demo models by wall clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .corpus import sample_windows
-from .modeling import DSparkDraft, Target, block_mask
+from .modeling import Draft, Target, visible_context
 
 WARMUP = 0.03
 FINAL_LEARNING_RATE = 0.02
@@ -113,7 +113,7 @@ def train_target(
 
 
 def train_draft(
-    draft: DSparkDraft,
+    draft: Draft,
     target: Target,
     stream: torch.Tensor,
     *,
@@ -125,7 +125,7 @@ def train_draft(
     budget: Budget,
     learning_rate: float,
 ) -> Outcome:
-    """Block prediction of the target's distribution, from contexts that end early."""
+    """Prediction of the target's distribution over the next tokens, from contexts that end early."""
     generator = torch.Generator().manual_seed(seed)
     size = draft.config.num_draft_tokens
     # [N]
@@ -134,7 +134,7 @@ def train_draft(
     offsets = torch.arange(size, device=stream.device)
 
     def loss_of_batch() -> torch.Tensor:
-        # [B, context + 1 + N]: the last anchor sits right after the context, its block after it
+        # [B, context + 1 + N]: the last anchor sits right after the context, what it drafts after that
         tokens = sample_windows(stream, length=context + 1 + size, batch=batch, generator=generator)
         # [B, A]; an anchor is preceded by at least one token, and context is everything before it
         anchor_positions = torch.randint(1, context + 1, (tokens.shape[0], anchors), generator=generator)
@@ -143,15 +143,15 @@ def train_draft(
             hidden, features = target(tokens[:, :-1])
             # [B, context, layers * hidden]
             selected = draft.select_features(features)[:, :context]
-        # [B, A, N]: block slot i sits at p + i, is preceded by that token and predicts the next
+        # [B, A, N]: draft token i follows the token at p + i
         slots = anchor_positions[:, :, None] + offsets
         rows = torch.arange(tokens.shape[0], device=stream.device)[:, None, None]
-        previous = tokens[rows, slots]
+        known = tokens[rows, slots]
         with torch.no_grad():
             expected = target.logits(hidden[rows, slots]).float().softmax(-1)
-        mask = block_mask(anchor_positions, context_length=context, block_size=size)
-        output = draft(draft.context_key_value(selected), previous[:, :, 0], anchor_positions, mask)
-        log_probabilities = draft.logits(output, previous).float().log_softmax(-1)
+        visible = visible_context(anchor_positions, context_length=context, num_draft_tokens=size)
+        logits = draft(draft.context(selected, tokens[:, : context + 1]), known, anchor_positions, visible)
+        log_probabilities = logits.float().log_softmax(-1)
         # [B, A, N]
         cross_entropy = -(expected * log_probabilities).sum(-1)
         return (cross_entropy.mean((0, 1)) * weights).sum()

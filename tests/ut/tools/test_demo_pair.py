@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo pair: the committed checkpoint, the mask that it is judged with, and a training run of one step."""
+"""The demo pair: the committed checkpoint, the mask that it is judged with, and training runs of one step."""
 
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,39 +13,60 @@ import torch
 
 from tests import oracle
 from tests.oracle import Case
-from tools.demo_pair.export import MAX_PAIR_BYTES, load_draft, load_target
-from tools.demo_pair.modeling import block_mask
+from tools.demo_pair import DRAFT_FOLDERS
+from tools.demo_pair.card import model_card
+from tools.demo_pair.export import load_draft, load_target
+from tools.demo_pair.modeling import visible_context
 
 REPOSITORY = Path(__file__).parents[3]
 PAIR = REPOSITORY / "checkpoints" / "demo-pair"
+MAX_BYTES = 20_000_000
+METRICS = json.loads((PAIR / "metrics.json").read_text())
 
 
-def test_checkpoint_is_small_and_complete():
-    weights = [PAIR / name / "model.safetensors" for name in ("target", "draft")]
-    assert sum(path.stat().st_size for path in weights) <= MAX_PAIR_BYTES
-    target, draft = load_target(PAIR / "target"), load_draft(PAIR / "draft")
-    assert [draft.config.num_draft_tokens, target.config.num_layers] == [7, 4]
-    card = json.loads((PAIR / "metrics.json").read_text())
-    assert card["mean_accepted_length"]["4096"]["512"] > 2 * card["mean_accepted_length"]["4096"]["full"]
+def test_checkpoint_is_small_and_described():
+    assert sum(path.stat().st_size for path in PAIR.rglob("*.safetensors")) <= MAX_BYTES
+    assert load_target(PAIR / "target").config.num_layers == 4
+    assert (PAIR / "README.md").read_text() == model_card(METRICS)
+
+
+@pytest.mark.parametrize("method", METRICS["drafts"])
+def test_a_window_brings_a_draft_back(method):
+    draft, record = load_draft(PAIR / DRAFT_FOLDERS[method]), METRICS["drafts"][method]
+    assert draft.config.num_draft_tokens == record["num_draft_tokens"] == 7
+    assert sum(p.numel() for p in draft.parameters()) == record["parameters"]
+    lengths = record["mean_accepted_length"]
+    assert lengths["4096"]["512"] >= 0.9 * lengths["512"]["full"]
+    assert lengths["4096"]["full"] < 0.8 * lengths["4096"]["512"]
 
 
 @pytest.mark.parametrize("window", [32, 50, 64, 300])
 def test_window_of_the_simulation_is_the_engines(window):
     size, context = 7, 256
     positions = torch.arange(1, context - size).unsqueeze(0)
-    mask = block_mask(positions, context_length=context, block_size=size, window=window, alignment=16)
-    case = Case(window=window, block_sizes=(16,), full_columns=(64,), max_model_len=1024, queries=size)
+    visible = visible_context(positions, context_length=context, num_draft_tokens=size, window=window, alignment=16)
+    # A parallel drafter's queries sit at and after the anchor; an autoregressive one starts before it and will grow.
+    parallel = Case(window=window, block_sizes=(16,), full_columns=(64,), max_model_len=1024, queries=size)
+    autoregressive = replace(parallel, queries=1, lookahead=size)
     for anchor, position in enumerate(positions[0].tolist()):
-        seen = mask[0, 0, anchor * size, :context].nonzero().flatten().numpy()
-        visible = oracle.visible_tokens(case, position + size)
-        np.testing.assert_array_equal(seen, visible[visible < position])
+        seen = visible[0, anchor].nonzero().flatten().numpy()
+        for case, length in ((parallel, position + size), (autoregressive, position)):
+            tokens = oracle.visible_tokens(case, length)
+            np.testing.assert_array_equal(seen, tokens[tokens < position])
 
 
-def test_one_training_step_writes_a_pair_that_loads(tmp_path):
+@pytest.mark.parametrize("method", DRAFT_FOLDERS)
+def test_one_training_step_writes_what_loads(method, tmp_path):
     command = [sys.executable, "-m", "tools.train_demo_pair", "--out", tmp_path, "--device", "cpu", "--steps", "1"]
+    # The target is trained with the first draft and kept for the next.
+    source = [] if method == "dspark" else ["--target-from", PAIR]
     sizes = "--target-context 64 --target-batch 1 --draft-context 64 --draft-batch 1 --anchors 2 --no-tests"
     evaluation = "--eval-prompts 1 --eval-tokens 4 --eval-batch 1 --eval-contexts 64 --eval-windows 32"
-    subprocess.run([*command, *sizes.split(), *evaluation.split()], check=True, cwd=REPOSITORY, capture_output=True)
-    draft = load_draft(tmp_path / "draft")
-    assert all(torch.isfinite(p).all() for p in (*load_target(tmp_path / "target").parameters(), *draft.parameters()))
-    assert "Mean accepted length" in (tmp_path / "README.md").read_text()
+    command += ["--method", method, *source, *sizes.split(), *evaluation.split()]
+    subprocess.run(command, check=True, cwd=REPOSITORY, capture_output=True)
+    assert (tmp_path / "target").exists() == (not source)
+    draft = load_draft(tmp_path / DRAFT_FOLDERS[method])
+    assert all(torch.isfinite(p).all() for p in draft.parameters())
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert list(metrics["drafts"]) == ["dspark"] if method == "dspark" else method in metrics["drafts"]
+    assert (tmp_path / "README.md").read_text() == model_card(metrics)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo drafts in plain torch are the models that vLLM runs: the same proposals, token by token.
+
+Training and simulation rest on that. A wrong shift of tokens, features or positions would change every proposal.
+"""
+
+import inspect
+
+import pytest
+import torch
+
+from tools.demo_pair import DRAFT_FOLDERS
+from tools.demo_pair.dspark import DSparkConfig, DSparkDraft
+from tools.demo_pair.eagle3 import Eagle3Config, Eagle3Draft
+from tools.demo_pair.export import load_draft, load_target, round_to_bfloat16, save_draft
+from tools.demo_pair.simulate import draft_everywhere, generate
+from tools.demo_pair.training import Budget, train_draft
+from tools.measure import DEMO_PAIR, Engine, demo_prompts
+
+LENGTHS = (40, 97, 130)
+MAX_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def target():
+    return load_target(DEMO_PAIR / "target").requires_grad_(False)
+
+
+def trained(draft, target, folder):
+    """A few steps are enough for some proposals to be accepted; an untrained draft would be rejected throughout."""
+    torch.manual_seed(0)
+    draft.start_from(target)
+    text = torch.tensor([token for prompt in demo_prompts(8, 1024) for token in prompt])
+    sizes = {"context": 48, "batch": 4, "anchors": 16, "loss_decay": 0.85, "seed": 0, "learning_rate": 3e-3}
+    train_draft(draft, target, text, budget=Budget(seconds=0, steps=40), **sizes)
+    round_to_bfloat16(draft)
+    save_draft(draft, folder, num_target_layers=4)
+    return folder
+
+
+def proposals(engine, prompts):
+    """Output tokens, and ``{prompt index: [(anchor position, drafts), ...]}`` as vLLM's speculator returned them."""
+    speculator = engine.speculator
+    propose = speculator.propose
+    recorded = {}
+
+    def wrapper(*args, **kwargs):
+        drafts = propose(*args, **kwargs)
+        inputs = inspect.signature(propose).bind(*args, **kwargs).arguments
+        batch = inputs["input_batch"]
+        for row, request in enumerate(batch.req_ids):
+            if inputs["num_sampled"][row] > 0:
+                anchor = int(batch.seq_lens[row] - inputs["num_rejected"][row])
+                recorded.setdefault(request, []).append((anchor, drafts[row].tolist()))
+        return drafts
+
+    speculator.propose = wrapper
+    measured = engine.run(prompts, max_tokens=MAX_TOKENS)
+    # request names end with a number in the order of the prompts
+    return measured, [recorded[name] for name in sorted(recorded)]
+
+
+@pytest.mark.parametrize("method", DRAFT_FOLDERS)
+def test_proposals_are_those_of_vllm(method, target, tmp_path):
+    draft = {"dspark": DSparkDraft(DSparkConfig()), "eagle3": Eagle3Draft(Eagle3Config())}[method]
+    folder = trained(draft, target, tmp_path / method)
+    draft = load_draft(folder)
+    prompts = [prompt[-length:] for prompt, length in zip(demo_prompts(3, 256), LENGTHS, strict=True)]
+    size = draft.config.num_draft_tokens
+    with Engine(
+        speculative_config={"method": method, "model": str(folder), "num_speculative_tokens": size},
+        max_model_len=256,
+        # the longest prompts go through in chunks
+        max_num_batched_tokens=64,
+        max_num_seqs=4,
+    ) as engine:
+        measured, recorded = proposals(engine, prompts)
+    assert sum(measured.accepted_per_position) > 0
+    compared = 0
+    for prompt, output, own in zip(prompts, measured.tokens, recorded, strict=True):
+        assert list(output) == generate(target, torch.tensor([prompt]), MAX_TOKENS)[0].tolist()
+        # [1, T]
+        tokens = torch.tensor([[*prompt, *output]])
+        with torch.inference_mode():
+            context = draft.context(draft.select_features(target(tokens[:, :-1])[1]), tokens)
+        expected = draft_everywhere(draft, context, tokens, first=len(prompt), window=None)[0].tolist()
+        for anchor, drafts in own:
+            # vLLM also drafts after tokens beyond the last that was asked for
+            if anchor < tokens.shape[1]:
+                assert drafts == expected[anchor - len(prompt)], anchor
+                compared += 1
+    assert compared > 3 * MAX_TOKENS / (size + 1)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A DSpark draft for the demo target. It follows what vLLM's ``Qwen3DSparkModel`` computes:
+
+* context: ``hidden_norm(fc(features))`` gives K and V of *every* layer (k_norm and RoPE on K; no ``input_layernorm``);
+  k_norm is shared by the layers;
+* query block: ``[anchor, mask, mask, ...]`` at positions ``p, p+1, ...`` through ordinary Qwen3 layers, each query
+  seeing the context before ``p`` and the whole block (not causal inside the block);
+* logits of draft token ``i``: ``lm_head(norm(h_i)) + markov_w2(markov_w1(previous token))``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from .layers import KeyValue, RMSNorm, init_weights, layers_of, rope_tables, stack
+from .modeling import MASK_TOKEN_ID, Draft, DraftConfig
+
+
+@dataclass(frozen=True)
+class DSparkConfig(DraftConfig):
+    """Draft sizes plus the DSpark keys."""
+
+    num_layers: int = 2
+    markov_rank: int = 32
+
+
+class MarkovHead(nn.Module):
+    """Low-rank bias from the previously drafted token."""
+
+    def __init__(self, config: DSparkConfig) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(config.vocab_size, config.markov_rank)
+        self.markov_w2 = nn.Linear(config.markov_rank, config.vocab_size, bias=False)
+
+    def forward(self, previous: torch.Tensor) -> torch.Tensor:
+        return self.markov_w2(self.markov_w1(previous))
+
+
+class DSparkDraft(Draft):
+    """DSpark draft whose anchor predicts the first draft token (``sample_from_anchor``)."""
+
+    config: DSparkConfig
+
+    def __init__(self, config: DSparkConfig) -> None:
+        super().__init__(config)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = stack(config)
+        # vLLM normalizes the context keys of all layers in one call with stacked weights. Its CPU kernel applies the
+        # first layer's weight to every layer (seen in 0.27.1 and 0.32); a shared weight makes every backend agree.
+        first, *others = layers_of(self.layers)
+        for layer in others:
+            layer.self_attn.k_norm = first.self_attn.k_norm
+        self.markov_head = MarkovHead(config)
+        init_weights(self, num_layers=config.num_layers)
+
+    def context(self, features: torch.Tensor, tokens: torch.Tensor) -> list[KeyValue]:
+        """K and V of every layer, each ``[B, kv_heads, T, head_dim]``; the tokens themselves play no part."""
+        rope = rope_tables(torch.arange(features.shape[1], device=features.device), self.config)
+        # [B, T, hidden]
+        context = self.hidden_norm(self.fc(features))
+        return [layer.self_attn.key_value(context, rope) for layer in layers_of(self.layers)]
+
+    def forward(
+        self,
+        context: list[KeyValue],
+        known: torch.Tensor,
+        positions: torch.Tensor,
+        visible: torch.Tensor,
+    ) -> torch.Tensor:
+        # [B, A, N, vocab]
+        base = self.lm_head(self._block_output(context, known[:, :, 0], positions, visible))
+        if known.shape[-1] == self.config.num_draft_tokens:
+            return base + self.markov_head(known)
+        logits = [base[:, :, 0] + self.markov_head(known[:, :, 0])]
+        for step in range(1, self.config.num_draft_tokens):
+            logits.append(base[:, :, step] + self.markov_head(logits[-1].argmax(-1)))
+        return torch.stack(logits, dim=2)
+
+    def _block_output(
+        self,
+        context: list[KeyValue],
+        # [B, A]
+        anchors: torch.Tensor,
+        positions: torch.Tensor,
+        visible: torch.Tensor,
+    ) -> torch.Tensor:
+        """Normed output of ``A`` independent query blocks per row, ``[B, A, N, hidden]``."""
+        batch, num_anchors = anchors.shape
+        size = self.config.num_draft_tokens
+        mask = block_mask(visible, size)
+        # [B, A, N]
+        tokens = torch.full((batch, num_anchors, size), MASK_TOKEN_ID, device=anchors.device)
+        tokens[:, :, 0] = anchors
+        # [B or 1, A * N]
+        query_positions = (positions[:, :, None] + torch.arange(size, device=anchors.device)).flatten(1)
+        rope = rope_tables(query_positions, self.config)
+        # [B, A * N, hidden]
+        x = self.embed_tokens(tokens.flatten(1))
+        for layer, (context_k, context_v) in zip(layers_of(self.layers), context, strict=True):
+            normed = layer.input_layernorm(x)
+            k, v = layer.self_attn.key_value(normed, rope)
+            k, v = torch.cat([context_k, k], dim=2), torch.cat([context_v, v], dim=2)
+            x = x + layer.self_attn.attend(layer.self_attn.query(normed, rope), k, v, mask=mask)
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return self.norm(x).unflatten(1, (num_anchors, size))
+
+
+def block_mask(visible: torch.Tensor, size: int) -> torch.Tensor:
+    """``[B, A, T]`` to ``[B, 1, A * N, T + A * N]``: a query sees its anchor's context and its own block."""
+    owner = torch.arange(visible.shape[1], device=visible.device).repeat_interleave(size)
+    # [A * N, A * N]
+    same_block = owner[:, None] == owner[None, :]
+    return torch.cat(
+        [visible.repeat_interleave(size, dim=1), same_block.expand(visible.shape[0], -1, -1)], dim=-1
+    ).unsqueeze(1)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An EAGLE3 draft for the demo target. It follows what vLLM's ``Eagle3LlamaForCausalLM`` computes:
+
+* row ``i`` of the context joins the *next* token ``x_{i+1}`` with the target features of token ``i``: the input of
+  attention is ``[input_layernorm(embed(x_{i+1})), hidden_norm(h_i)]`` with ``h_i = fc(features_i)``, its RoPE position
+  is ``i``, and ``h_i`` is the residual;
+* the anchor ``x_p`` is thus part of row ``p - 1``, whose output predicts ``x_{p+1}``;
+* draft token ``t + 1`` comes from one more row at position ``p - 1 + t``: the token drafted last, joined with the
+  layer's own output (before ``norm``) instead of target features. It sees the context and the earlier rows of its own
+  proposal.
+
+One layer only: K and V of the context then depend on nothing that a window changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .layers import KeyValue, Layer, RMSNorm, Rope, init_weights, rope_tables
+from .modeling import Draft, DraftConfig
+
+
+@dataclass(frozen=True)
+class Eagle3Config(DraftConfig):
+    """A Llama layer; one layer leaves room for a wide MLP."""
+
+    num_layers: int = 1
+    intermediate_size: int = 1536
+    qk_norm: bool = False
+
+
+@dataclass(frozen=True)
+class Eagle3Context:
+    """The rows of the context: the fused features ``[B, T, hidden]`` and their K and V."""
+
+    hidden: torch.Tensor
+    key_value: KeyValue
+
+
+class Eagle3Layer(Layer):
+    """A Llama layer whose attention also reads the embedding."""
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__(config, attention_input_size=2 * config.hidden_size)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def attention_input(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """``[B, T, 2 * hidden]``."""
+        return torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], dim=-1)
+
+
+class Eagle3Draft(Draft):
+    """EAGLE3 draft, unrolled over its own hidden states as in drafting ("training-time test")."""
+
+    config: Eagle3Config
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__(config)
+        self.midlayer = Eagle3Layer(config)
+        init_weights(self, num_layers=config.num_layers)
+
+    def context(self, features: torch.Tensor, tokens: torch.Tensor) -> Eagle3Context:
+        hidden = self.fc(features)
+        rope = rope_tables(torch.arange(hidden.shape[1], device=hidden.device), self.config)
+        inputs = self.midlayer.attention_input(self.embed_tokens(tokens[:, 1:]), hidden)
+        return Eagle3Context(hidden, self.midlayer.self_attn.key_value(inputs, rope))
+
+    def forward(
+        self,
+        context: Eagle3Context,
+        known: torch.Tensor,
+        positions: torch.Tensor,
+        visible: torch.Tensor,
+    ) -> torch.Tensor:
+        attention = self.midlayer.self_attn
+        batch, num_anchors = known.shape[:2]
+        k, v = context.key_value
+        # [B or 1, A, T], one more [A, A] per step: of the rows that a step adds, an anchor sees its own
+        mask = visible
+        own_row = torch.eye(num_anchors, dtype=torch.bool, device=mask.device).expand(mask.shape[0], -1, -1)
+        rows = torch.arange(batch, device=known.device)[:, None]
+        # [B, A, hidden]
+        hidden = context.hidden[rows, positions - 1]
+        # [B, A]
+        token = known[:, :, 0]
+        logits: list[torch.Tensor] = []
+        for step in range(self.config.num_draft_tokens):
+            rope = rope_tables(positions - 1 + step, self.config)
+            inputs = self.midlayer.attention_input(self.embed_tokens(token), hidden)
+            if step > 0:
+                new_k, new_v = attention.key_value(inputs, rope)
+                k, v = torch.cat([k, new_k], dim=2), torch.cat([v, new_v], dim=2)
+                mask = torch.cat([mask, own_row], dim=-1)
+            hidden = self._layer(inputs, hidden, rope, k, v, mask)
+            logits.append(self.lm_head(self.norm(hidden)))
+            if step + 1 < self.config.num_draft_tokens:
+                token = known[:, :, step + 1] if known.shape[-1] > 1 else logits[-1].argmax(-1)
+        return torch.stack(logits, dim=2)
+
+    def _layer(
+        self,
+        inputs: torch.Tensor,
+        residual: torch.Tensor,
+        rope: Rope,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """Output of the layer before ``norm``, ``[B, A, hidden]``."""
+        attention = self.midlayer.self_attn
+        x = residual + attention.attend(attention.query(inputs, rope), k, v, mask=mask.unsqueeze(1))
+        return x + self.midlayer.mlp(self.midlayer.post_attention_layernorm(x))
