@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows the draft window at work: real vLLM (Model Runner V2) on a CPU, off and on, over growing contexts.
 
-``bash tools/demo.sh`` makes an environment and runs this. Prompts are cut from Python source that the demo pair was not
-trained on. The exit status is 1 where any output token differs from the target's own.
+``bash tools/demo.sh`` makes an environment and runs this. Prompts are cut from Python source that the demo models were
+not trained on. The exit status is 1 where any output token differs from the target's own.
 """
 
 import importlib.metadata
 import json
 import os
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,9 +20,20 @@ from rich.table import Table
 
 CONTEXTS = (512, 2048, 4096)
 FULL_CONTEXTS = (*CONTEXTS, 8192)
+NUM_SPECULATIVE_TOKENS = 7
+
+
+class Method(str, Enum):
+    """The kinds of draft that there is a checkpoint for."""
+
+    dspark = "dspark"
+    eagle3 = "eagle3"
 
 
 def main(
+    method: Annotated[Method, typer.Option(help="Kind of draft: all tokens at once, or one after the other.")] = (
+        Method.dspark
+    ),
     window: Annotated[int, typer.Option(min=1, help="draft_window_size, tokens.")] = 512,
     full: Annotated[bool, typer.Option("--full", help="Add a context of 8192 tokens.")] = False,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts per context.")] = 16,
@@ -36,7 +48,9 @@ def main(
     activate()
     console = Console()
     contexts = FULL_CONTEXTS if full else CONTEXTS
-    measurements, engine = _measure(console, contexts, window=window, prompts=prompts, max_tokens=max_tokens)
+    measurements, engine = _measure(
+        console, contexts, method=method.value, window=window, prompts=prompts, max_tokens=max_tokens
+    )
 
     rows = [
         {
@@ -49,7 +63,8 @@ def main(
     ]
     console.print(_table(rows, window, engine))
     if json_path is not None:
-        json_path.write_text(json.dumps({"window": window, "engine": engine, "rows": rows}, indent=2) + "\n")
+        report = {"method": method.value, "window": window, "engine": engine, "rows": rows}
+        json_path.write_text(json.dumps(report, indent=2) + "\n")
     if not all(row["lossless"] for row in rows):
         console.print("[bold red]Output tokens differ: speculation must not change them.")
         raise typer.Exit(1)
@@ -59,17 +74,21 @@ def _measure(
     console: Console,
     contexts: tuple[int, ...],
     *,
+    method: str,
     window: int,
     prompts: int,
     max_tokens: int,
 ) -> tuple[dict[str, dict[int, Any]], dict[str, str]]:
     """One engine at a time, every context through each; returns measurements by engine and context."""
-    from tools.measure import DEMO_SPECULATION, Engine, demo_prompts
+    from tools.demo_pair import DRAFT_FOLDERS
+    from tools.measure import DEMO_PAIR, Engine, demo_prompts
 
+    draft = DEMO_PAIR / DRAFT_FOLDERS[method]
+    speculation = {"method": method, "model": str(draft), "num_speculative_tokens": NUM_SPECULATIVE_TOKENS}
     configurations: dict[str, dict[str, Any]] = {
         "target alone": {},
-        "off": {"speculative_config": DEMO_SPECULATION},
-        "on": {"speculative_config": DEMO_SPECULATION, "additional_config": {"draft_window_size": window}},
+        "off": {"speculative_config": speculation},
+        "on": {"speculative_config": speculation, "additional_config": {"draft_window_size": window}},
     }
     texts = {context: demo_prompts(prompts, context) for context in contexts}
     measurements: dict[str, dict[int, Any]] = {}
@@ -95,8 +114,9 @@ def _measure(
 
 
 def _table(rows: list[dict[str, Any]], window: int, engine: dict[str, str]) -> Table:
+    names = f"vLLM {engine['vllm']}, {engine['runner']}, {engine['speculator']}"
     table = Table(
-        title=f"Mean accepted length (of 8) · vLLM {engine['vllm']}, {engine['runner']}, {engine['speculator']}",
+        title=f"Mean accepted length (of {NUM_SPECULATIVE_TOKENS + 1}) · {names}",
         caption="accepted draft tokens plus the target's own, per target step; greedy",
     )
     for heading in ("context length", "draft window off", f"draft_window_size={window}", "tokens equal"):

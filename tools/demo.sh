@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The draft window at work, from a bare clone: bash tools/demo.sh [--full] [--window N] [--json PATH] (see --help)
+# The draft window at work, from a bare clone:
+# bash tools/demo.sh [--method dspark|eagle3] [--full] [--window N] [--json PATH] (see --help)
 set -euo pipefail
 json=()
 cwd=$PWD
