@@ -25,6 +25,7 @@ class Measurement:
 
     Attributes:
         tokens: output tokens, one tuple per prompt.
+        lengths: output tokens so far after each step of the engine, one tuple per prompt.
         drafts: proposals that the target verified.
         accepted_per_position: of those, how many were accepted at least up to each draft position.
         preemptions: requests that lost their cache and were computed again.
@@ -32,6 +33,7 @@ class Measurement:
     """
 
     tokens: tuple[tuple[int, ...], ...]
+    lengths: tuple[tuple[int, ...], ...]
     drafts: int
     accepted_per_position: tuple[int, ...]
     preemptions: int
@@ -41,6 +43,18 @@ class Measurement:
     def accepted_length(self) -> float:
         """Mean tokens per target step: accepted draft tokens plus the target's own."""
         return 1 + sum(self.accepted_per_position) / self.drafts if self.drafts else 1.0
+
+    def target_steps(self, max_tokens: int) -> list[tuple[int, int]]:
+        """Tokens and target steps of each prompt, of all steps that began with fewer than ``max_tokens`` tokens.
+
+        The last of them counts whole: cutting it at ``max_tokens`` would cost long acceptances more than short ones.
+        So generate ``num_speculative_tokens`` more than ``max_tokens``. The prefill's own token comes without a draft.
+        """
+        counted = []
+        for lengths in self.lengths:
+            steps = sum(length < max_tokens for length in lengths[:-1])
+            counted.append((lengths[steps] - lengths[0], steps))
+        return counted
 
 
 class Engine:
@@ -102,9 +116,11 @@ class Engine:
             names.append(f"{started}-{len(names)}")
             engine.add_request(names[-1], {"prompt_token_ids": list(prompt)}, parameters)
         outputs: dict[str, tuple[int, ...]] = {}
+        lengths: dict[str, list[int]] = {name: [] for name in names}
         while engine.has_unfinished_requests():
             output: Any
             for output in engine.step():
+                lengths[output.request_id].append(len(output.outputs[0].token_ids))
                 if output.finished:
                     outputs[output.request_id] = tuple(output.outputs[0].token_ids)
                     if on_finished is not None:
@@ -113,6 +129,7 @@ class Engine:
         gained = {name: np.subtract(value, before.get(name, 0)) for name, value in self._counters().items()}
         return Measurement(
             tokens=tuple(outputs[name] for name in names),
+            lengths=tuple(tuple(lengths[name]) for name in names),
             drafts=int(gained.get("vllm:spec_decode_num_drafts", 0)),
             accepted_per_position=tuple(
                 int(n) for n in np.atleast_1d(gained.get("vllm:spec_decode_num_accepted_tokens_per_pos", []))

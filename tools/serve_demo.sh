@@ -18,7 +18,7 @@ Ready once it says "Application startup complete" (half a minute). Then, for exa
         -d '{"model": "demo", "prompt": "import os\n\ndef main(", "max_tokens": 40, "temperature": 0}'
     curl -s localhost:8000/metrics | grep -E 'spec_decode|draft_window'
 
-The first run makes an environment in .venv (a few minutes). VLLM_PYTHON=/path/to/python uses that one's vLLM instead.
+The first run makes an environment in .venv (a few minutes). SERVE_PYTHON=/path/to/python uses that one's vLLM instead.
 TEXT
 }
 
@@ -35,7 +35,7 @@ while [ $# -gt 0 ]; do
 done
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-python=${VLLM_PYTHON:-}
+python=${SERVE_PYTHON:-}
 if [ -z "$python" ]; then
     . tools/setup_env.sh
     setup_env .venv 0.27.1 tools >&2

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures acceptance on a running vLLM server: prompts through its completions API, counts from its ``/metrics``."""
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+from prometheus_client.parser import text_string_to_metric_families
+
+from .prompts import Measure, Prompts, load_prompts
+from .texts import numbers
+
+DRAFTS = "vllm:spec_decode_num_drafts_total"
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+BUILDS = "vllm:draft_window_num_builds_total"
+FINISHED = "vllm:request_success_total"
+
+
+class Server:
+    """One server, which nobody else should use meanwhile: its counters do not tell requests apart."""
+
+    def __init__(self, url: str) -> None:
+        """Ask the server for its model; ``OPENAI_API_KEY`` is sent where it is set.
+
+        Raises:
+            ValueError: no vLLM server answers at ``url``.
+        """
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._key = os.environ.get("OPENAI_API_KEY", "EMPTY")
+        self._client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=self._key, max_retries=0, timeout=3600)
+        self.model = self._ask(self._client.models.list).data[0].id
+
+    def tokenize(self, text: str) -> list[int]:
+        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
+        return json.loads(self._fetch("/tokenize", json.dumps(body).encode()))["tokens"]
+
+    def counters(self) -> dict[str, float]:
+        """Totals over all engines of the server; only those that it has."""
+        totals: dict[str, float] = {}
+        for family in text_string_to_metric_families(self._fetch("/metrics")):
+            for sample in family.samples:
+                if sample.name in (DRAFTS, ACCEPTED, BUILDS, FINISHED):
+                    totals[sample.name] = totals.get(sample.name, 0) + sample.value
+        return totals
+
+    def complete(self, prompt: Sequence[int], *, max_tokens: int) -> str:
+        """Greedily, past any end of text."""
+        completion = self._ask(
+            lambda: self._client.completions.create(
+                model=self.model,
+                prompt=list(prompt),
+                max_tokens=max_tokens,
+                temperature=0,
+                extra_body={"ignore_eos": True},
+            )
+        )
+        return completion.choices[0].text
+
+    def measure(
+        self, prompts: Sequence[Sequence[int]], *, max_tokens: int, on_finished: Callable[[], None]
+    ) -> list[tuple[int, int]]:
+        """Tokens and target steps of each prompt, one prompt at a time.
+
+        Raises:
+            ValueError: the server does not speculate, refuses a prompt, went down, or served somebody else meanwhile.
+        """
+        counted = []
+        before = self.counters()
+        for prompt in prompts:
+            self.complete(prompt, max_tokens=max_tokens)
+            after = self.counters()
+            gained = {key: value - before.get(key, 0) for key, value in after.items()}
+            before = after
+            if gained.get(FINISHED) != 1:
+                raise ValueError(f"{self.url} finished other requests meanwhile; the sweep needs a server of its own")
+            steps = int(gained.get(DRAFTS, 0))
+            if not steps:
+                raise ValueError(f"{self.url} verified no draft ({DRAFTS} stands still): does it speculate?")
+            counted.append((steps + int(gained.get(ACCEPTED, 0)), steps))
+            on_finished()
+        return counted
+
+    def _ask(self, request: Callable[[], Any]) -> Any:
+        try:
+            return request()
+        except openai.APIStatusError as error:
+            raise ValueError(f"{self.url} refused: {error.message}") from None
+        except openai.APIConnectionError:
+            raise ValueError(f"no vLLM server answers at {self.url}; start it first, then wait for /health") from None
+
+    def _fetch(self, path: str, body: bytes | None = None) -> str:
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._key}"}
+        try:
+            with urllib.request.urlopen(urllib.request.Request(self.url + path, body, headers), timeout=60) as response:
+                return response.read().decode()
+        except urllib.error.HTTPError as error:
+            raise ValueError(f"{self.url}{path} answered {error.code} {error.reason}; is it a vLLM server?") from None
+        except OSError:
+            raise ValueError(f"no vLLM server answers at {self.url}; start it first, then wait for /health") from None
+
+
+class Servers:
+    """Running servers, one for each window."""
+
+    is_demo = False
+
+    def __init__(self, servers: list[str], max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        urls = dict(entry.partition("=")[::2] for entry in servers)
+        if not all(urls.values()) or "off" not in urls or len(urls) < 2:
+            raise ValueError(f"--server needs off=URL and at least one WINDOW=URL, got {', '.join(servers)}")
+        by_window = {None if key == "off" else numbers("--server", key)[0]: url for key, url in urls.items()}
+        self.windows = sorted(window for window in by_window if window is not None)
+        self._servers = {window: Server(url) for window, url in by_window.items()}
+        models = {server.model for server in self._servers.values()}
+        if len(models) > 1:
+            raise ValueError(f"the servers serve different models: {', '.join(sorted(models))}")
+        self.title = f"{models.pop()} on running servers"
+        self.settings = {"servers": {key: urls[key] for key in sorted(urls)}}
+
+    def prompts(self, path: Path | None, contexts: list[int], count: int) -> Prompts:
+        assert path is not None  # asked for above
+        return load_prompts(path, contexts, count, self._servers[None].tokenize)
+
+    @contextmanager
+    def measuring(self, window: int | None, prompts: Prompts) -> Iterator[Measure]:
+        server = self._servers[window]
+        yield lambda context, on_finished: server.measure(
+            prompts[context], max_tokens=self._max_tokens, on_finished=on_finished
+        )
