@@ -4,8 +4,10 @@
     *The newest query token sees the sink and the newest W tokens, rounded out to whole blocks.*
 
 Every query token also sees itself and the query tokens of its own forward, and a request below the length gate sees
-everything. The oracle marks tokens visible one by one, then says which physical cache slot each logical position of the
-cropped table has to reach. It knows no start, no shift and no formula for a length.
+everything. The gate looks at the request without its draft tokens: of ``first_lookahead`` draft tokens at the start of
+the proposal, ``lookahead`` are still to come and the others are part of the length by now. The oracle marks tokens
+visible one by one, then says which physical cache slot each logical position of the cropped table has to reach. It
+knows no start, no shift and no formula for a length.
 """
 
 import math
@@ -26,6 +28,7 @@ class Case:
     lookahead: int = 0
     sink: int = 0
     min_context: int = 0
+    first_lookahead: int | None = None
 
     @property
     def limit(self) -> int:
@@ -37,7 +40,8 @@ def visible_tokens(case: Case, seq_len: int) -> np.ndarray:
     seq_len = min(seq_len, case.limit)
     # [seq_len]
     position = np.arange(seq_len)
-    if seq_len < case.min_context:
+    drafted = 0 if case.first_lookahead is None else case.first_lookahead - case.lookahead
+    if seq_len - drafted < case.min_context:
         return position
     newest_query = seq_len + case.lookahead - 1
     wanted = (position < case.sink) | (newest_query - position < case.window) | (position >= seq_len - case.queries)

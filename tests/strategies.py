@@ -11,12 +11,16 @@ MAX_BLOCK_ID = 2**31 - 1
 
 
 @st.composite
-def cases(draw: st.DrawFn, *, max_groups: int = 3) -> Case:
-    """Small and awkward on purpose: windows that no block divides, sinks, gates, and models barely longer than W."""
+def cases(draw: st.DrawFn, *, max_groups: int = 3, later_steps: bool = False) -> Case:
+    """Small and awkward on purpose: windows that no block divides, sinks, gates, and models barely longer than W.
+
+    With ``later_steps``, the case may be any step of its proposal, not just one with all the look-ahead before it.
+    """
     block_sizes = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4, 8, 16]), min_size=1, max_size=max_groups)))
-    lookahead = draw(st.integers(0, 7))
+    first_lookahead = draw(st.integers(0, 7))
+    lookahead = draw(st.integers(0, first_lookahead)) if later_steps else first_lookahead
     queries = draw(st.integers(1, 9))
-    window = draw(st.integers(max(queries, lookahead + 1), 70))
+    window = draw(st.integers(max(queries, first_lookahead + 1), 70))
     max_model_len = draw(st.integers(queries, 400))
     # A real table covers max_model_len; a group may be wider than the others.
     full_columns = tuple(-(-max_model_len // size) + draw(st.integers(0, 2)) for size in block_sizes)
@@ -27,6 +31,7 @@ def cases(draw: st.DrawFn, *, max_groups: int = 3) -> Case:
         max_model_len=max_model_len,
         queries=queries,
         lookahead=lookahead,
+        first_lookahead=first_lookahead,
         sink=draw(st.sampled_from([0, 0, 1, 4, 17])),
         min_context=draw(st.sampled_from([0, 0, 30, 200])),
     )
@@ -43,14 +48,14 @@ def batches(draw: st.DrawFn, case: Case) -> np.ndarray:
     return np.array(draw(st.lists(lengths, min_size=1, max_size=5)), dtype=np.int32)
 
 
-def geometry_of(case: Case, *, max_lookahead: int | None = None) -> WindowGeometry:
+def geometry_of(case: Case) -> WindowGeometry:
     return WindowGeometry(
         window=case.window,
         block_sizes=case.block_sizes,
         full_columns=case.full_columns,
         max_model_len=case.max_model_len,
         max_queries=case.queries,
-        max_lookahead=case.lookahead if max_lookahead is None else max_lookahead,
+        max_lookahead=case.lookahead if case.first_lookahead is None else case.first_lookahead,
         sink=case.sink,
         min_context=case.min_context,
     )

@@ -41,12 +41,22 @@ class Batch:
             table.copy_(torch.from_numpy(ids))
         self.set_lengths(seq_lens)
         self.windowed = WindowedInputs(
-            geometry_of(case), self.input_buffers, self.block_tables, range(len(case.block_sizes)), fused=fused
+            geometry_of(case),
+            self.input_buffers,
+            self.block_tables,
+            range(len(case.block_sizes)),
+            query_start_loc=self.input_buffers.query_start_loc,
+            fused=fused,
         )
 
     def set_lengths(self, seq_lens: np.ndarray) -> None:
         self.input_buffers.seq_lens.zero_()
         self.input_buffers.seq_lens[: len(seq_lens)] = torch.from_numpy(seq_lens)
+
+    def set_queries(self, queries: np.ndarray) -> None:
+        starts = torch.from_numpy(np.cumsum(queries, dtype=np.int32))
+        self.input_buffers.query_start_loc[1 : len(queries) + 1] = starts
+        self.input_buffers.query_start_loc[len(queries) + 1 :] = starts[-1]
 
     def refresh(self, *, num_reqs: int, num_rows: int) -> None:
         self.windowed.refresh(

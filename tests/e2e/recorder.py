@@ -6,6 +6,7 @@ block table, and asks the oracle which tokens are visible. Keys and values are k
 because the CPU backend packs its cache in a layout of its own.
 """
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,8 @@ class Recorder:
 
     speculator: Any
     window: int | None
+    sink: int = 0
+    min_context: int = 0
     tolerance: float = 1e-4
     compare: bool = True
     worst: float = 0.0
@@ -66,13 +69,34 @@ class Recorder:
             block_sizes=tuple(sizes[g] for g in draft_groups),
             full_columns=tuple(tables.input_block_tables[g].shape[1] for g in draft_groups),
             max_model_len=speculator.max_model_len,
-            queries=speculator.num_query_per_req,
+            sink=self.sink,
+            min_context=self.min_context,
         )
+        # A parallel drafter has one forward in a proposal, and nothing to look ahead to.
+        self._autoregressive = not hasattr(speculator, "num_query_per_req")
+        self._forwards = 0
+        if self._autoregressive:
+            self.case = dataclasses.replace(self.case, first_lookahead=speculator.num_speculative_steps)
+            self._count_forwards()
         layers = speculator.vllm_config.compilation_config.static_forward_context
         self._keys: dict[str, torch.Tensor] = {}
         self._values: dict[str, torch.Tensor] = {}
         for name in self._groups:
             self._hook(name, layers[name])
+
+    def _count_forwards(self) -> None:
+        propose, run_model = self.speculator.propose, self.speculator._run_model
+
+        def counting_propose(*args: Any, **kwargs: Any) -> Any:
+            self._forwards = 0
+            return propose(*args, **kwargs)
+
+        def counting_run_model(*args: Any, **kwargs: Any) -> Any:
+            result = run_model(*args, **kwargs)
+            self._forwards += 1
+            return result
+
+        self.speculator.propose, self.speculator._run_model = counting_propose, counting_run_model
 
     def _hook(self, name: str, layer: Any) -> None:
         impl = layer.impl
@@ -119,12 +143,14 @@ class Recorder:
         full_table = self._full_tables[gid].numpy()
         full_lens = self._full_lens.numpy()
         starts = metadata.query_start_loc.numpy()
-        self._check_slots(gid, size, full_table, starts)
+        self._check_slots(gid, size, full_table, metadata)
+        lookahead = self.speculator.num_speculative_steps - self._forwards if self._autoregressive else 0
         for row in range(len(starts) - 1):
             first, last = starts[row], starts[row + 1]
             if last <= first:
                 continue
-            visible = oracle.visible_tokens(self.case, int(full_lens[row]))
+            case = dataclasses.replace(self.case, queries=int(last - first), lookahead=lookahead)
+            visible = oracle.visible_tokens(case, int(full_lens[row]))
             slots = torch.from_numpy(oracle.physical_slots(full_table[row], size, visible))
             expected = _attention(
                 query[first:last].float(),
@@ -143,15 +169,18 @@ class Recorder:
                 f"{name}, request {row}: draft attention is {difference} away from the masked reference"
             )
 
-    def _check_slots(self, gid: int, size: int, full_table: np.ndarray, starts: np.ndarray) -> None:
+    def _check_slots(self, gid: int, size: int, full_table: np.ndarray, metadata: Any) -> None:
         """The draft's own tokens are written at absolute positions, through the full table."""
-        buffers, tables = self.speculator.input_buffers, self.speculator.block_tables
+        starts, positions = metadata.query_start_loc.numpy(), self.speculator.input_buffers.positions.numpy()
         for row in range(len(starts) - 1):
-            position = buffers.positions[starts[row] : starts[row + 1]].numpy()
-            slots = tables.slot_mappings[gid, starts[row] : starts[row + 1]].numpy()
+            first, last = starts[row], starts[row + 1]
+            # The first forward of an autoregressive draft has slots, but no positions, for rejected tokens.
+            newest = self._full_lens[row].item() - (last - first) + np.arange(last - first)
+            position = newest if self._autoregressive else positions[first:last]
+            slots = metadata.slot_mapping[first:last].numpy()
             inside = position < self.case.max_model_len - 1  # past the end vLLM clamps the position, not the slot
-            expected = oracle.physical_slots(full_table[row], size, position)
-            assert (slots[inside] == expected[inside]).all(), f"request {row}: slots {slots}, expected {expected}"
+            expected = oracle.physical_slots(full_table[row], size, position[inside])
+            assert (slots[inside] == expected).all(), f"request {row}: slots {slots}, expected {expected}"
 
 
 def _attention(

@@ -16,8 +16,8 @@ MIXED = {"contexts": [5, 62, 150, 331, 700], "max_tokens": 20}
 # Proposals that reach past the longest sequence that the engine serves.
 NEAR_LIMIT = {"contexts": [990, 1000, 1010, 1015], "max_tokens": 30}
 METHODS = {"dflash": 7, "eagle3": 3}
-IN_BOTH = ["dflash-off", f"dflash-{WINDOW}", f"dflash-near-{WINDOW}", "eagle3-off"]
-"""Runs that both runners do. EAGLE3 with a window waits for Model Runner V2's autoregressive window."""
+IN_BOTH = [f"{method}-{kind}" for method in METHODS for kind in ("off", f"{WINDOW}", f"near-{WINDOW}")]
+"""Runs that both runners do."""
 
 
 def jobs(folder: Path) -> dict[str, dict[str, Any]]:

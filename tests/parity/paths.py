@@ -74,10 +74,7 @@ def through_v1(batch: ParityBatch) -> Windowed:
 
 
 def through_v2(batch: ParityBatch, *, fused: bool) -> Windowed:
-    """The builder's inputs of Model Runner V2, in vLLM's own buffers.
-
-    One build has one number of query tokens per request, so a mixed batch takes a build per number.
-    """
+    """The builder's inputs of Model Runner V2, in vLLM's own buffers."""
     case, rows = batch.case, len(batch.seq_lens)
     seq_lens = np.array(batch.seq_lens, dtype=np.int32)
     upper = seq_lens + np.array(batch.rejected, dtype=np.int32)
@@ -85,17 +82,16 @@ def through_v2(batch: ParityBatch, *, fused: bool) -> Windowed:
     geometry = inputs.windowed.geometry
     for table, ids in zip(inputs.block_tables.input_block_tables, tables_of(batch), strict=True):
         table[:rows] = torch.from_numpy(ids)
-    length, exact, bound = (np.zeros(rows, dtype=np.int32) for _ in range(3))
-    tables = [np.zeros((rows, columns), dtype=np.int32) for columns in geometry.columns]
-    for queries in sorted(set(batch.queries)):
-        inputs.windowed.refresh(num_reqs=batch.num_reqs, num_rows=rows, queries=queries, lookahead=case.lookahead)
-        of_it = np.array(batch.queries) == queries
-        length[of_it] = inputs.windowed.seq_lens[:rows].numpy()[of_it]
-        for out, table in zip(tables, inputs.windowed.block_tables, strict=True):
-            out[of_it] = table[:rows].numpy()[of_it]
-        for out, values, ahead in ((exact, seq_lens, 0), (bound, upper, batch.max_rejected)):
-            windowed = geometry.host_bound(values, max_rejected=ahead, queries=queries, lookahead=case.lookahead)
-            out[of_it] = windowed[of_it]
+    queries = np.array(batch.queries, dtype=np.int32)
+    inputs.set_queries(queries)
+    uniform = int(queries[0]) if len(set(batch.queries)) == 1 else None
+    inputs.windowed.refresh(num_reqs=batch.num_reqs, num_rows=rows, queries=uniform, lookahead=case.lookahead)
+    length = inputs.windowed.seq_lens[:rows].numpy()
+    tables = [table[:rows].numpy() for table in inputs.windowed.block_tables]
+    exact, bound = (
+        geometry.host_bound(values, max_rejected=ahead, queries=queries, lookahead=case.lookahead)
+        for values, ahead in ((seq_lens, 0), (upper, batch.max_rejected))
+    )
     live = np.arange(rows) < batch.num_reqs
     full = np.where(live, np.minimum(seq_lens, case.limit), 0)
     return Windowed(start=full - length, length=length, exact_host=exact, host_bound=bound, tables=tuple(tables))

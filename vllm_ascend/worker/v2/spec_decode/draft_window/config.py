@@ -133,13 +133,11 @@ def resolve(options: DraftWindowOptions, facts: DraftFacts) -> DraftWindow | Win
         ValueError: the options cannot work with this engine; names the option, its value and the allowed range.
     """
     size, method = options.draft_window_size, facts.method
-    if method == "mtp" or method.endswith("_mtp"):
-        if not options.draft_window_mtp:
-            return WindowOff("an MTP head is part of the target; set draft_window_mtp to window it all the same")
-        return WindowOff("MTP heads are not windowed by this version", logging.WARNING)
-    if method in AUTOREGRESSIVE_METHODS:
-        return WindowOff(f"autoregressive drafts ({method}) are not windowed by this version", logging.WARNING)
-    if method not in PARALLEL_METHODS:
+    is_mtp = method == "mtp" or method.endswith("_mtp")
+    if is_mtp and not options.draft_window_mtp:
+        return WindowOff("an MTP head is part of the target; set draft_window_mtp to window it all the same")
+    autoregressive = is_mtp or method in AUTOREGRESSIVE_METHODS
+    if not autoregressive and method not in PARALLEL_METHODS:
         return WindowOff(f"the method {method} has no draft attention over the context", logging.WARNING)
     if size >= facts.max_model_len:
         return WindowOff(f"draft_window_size={size} covers max_model_len={facts.max_model_len}")
@@ -152,6 +150,12 @@ def resolve(options: DraftWindowOptions, facts: DraftFacts) -> DraftWindow | Win
             f"draft_window_size={size} is not supported with context parallelism "
             f"(size {facts.context_parallel_size}); the decode and prefill context parallel sizes must be 1"
         )
+    lookahead = facts.num_speculative_tokens if autoregressive else 0
+    if size <= lookahead:
+        raise ValueError(
+            f"draft_window_size={size} is too small for {method}: it must be at least {lookahead + 1}, "
+            f"one more than num_speculative_tokens"
+        )
     if size < facts.queries_per_request:
         raise ValueError(
             f"draft_window_size={size} is too small for {method}: it must be at least {facts.queries_per_request}, "
@@ -163,7 +167,7 @@ def resolve(options: DraftWindowOptions, facts: DraftFacts) -> DraftWindow | Win
         sink_size=options.draft_window_sink_size,
         min_context=options.draft_window_min_context,
         queries_per_request=facts.queries_per_request,
-        max_lookahead=0,
+        max_lookahead=lookahead,
     ).widened_to(facts.native_window)
 
     positions = facts.max_position_embeddings

@@ -9,12 +9,14 @@ forward, ``K`` look-ahead (positions beyond ``s`` that later steps of the same p
     s       = min(s, limit)
     start   = floor(max(s - max(W - K, q), 0) / b) * b
     sink    = ceil(S / b) * b
-    removed = start - sink   if start > sink and s >= min_context   else 0
+    removed = start - sink   if start > sink and s + K - max_lookahead >= min_context   else 0
     length  = s - removed
     column c of a group reads column c (c < sink / b_g) or c + removed / b_g of the full block table
 
 Cutting ``removed`` tokens out of the middle says everything: both edges are multiples of ``b``, so every group can cut
 at the same token, and a request from which nothing is removed keeps its lengths and its columns.
+
+Start and gate look at ``s + K``, which all steps of a proposal share: what is removed stays fixed over the steps.
 
 Needs torch only. The fused Triton launch in ``kernels.py`` computes the same on the device.
 """
@@ -42,7 +44,7 @@ class WindowGeometry:
         max_queries: most query tokens of one request in one forward.
         max_lookahead: largest K.
         sink: S, first tokens that stay visible.
-        min_context: requests shorter than this are not windowed.
+        min_context: requests shorter than this are not windowed; look-ahead beyond ``s`` does not count.
     """
 
     window: int
@@ -71,9 +73,7 @@ class WindowGeometry:
     @cached_property
     def max_length(self) -> int:
         """Upper bound of every windowed length plus its look-ahead."""
-        cropped = max(self.window, self.max_queries + self.max_lookahead) + self.alignment - 1 + self.aligned_sink
-        gated = self.min_context - 1 + self.max_lookahead
-        return min(max(cropped, gated), self.limit + self.max_lookahead)
+        return self.longest(self.max_queries, self.max_lookahead) + self.max_lookahead
 
     @cached_property
     def columns(self) -> tuple[int, ...]:
@@ -82,6 +82,15 @@ class WindowGeometry:
             min(-(-self.max_length // size), full)
             for size, full in zip(self.block_sizes, self.full_columns, strict=True)
         )
+
+    def longest(self, queries: int, lookahead: int = 0) -> int:
+        """Upper bound of the windowed lengths of a forward with at most ``queries`` query tokens per request."""
+        cropped = self.reach(queries, lookahead) + self.alignment - 1 + self.aligned_sink
+        return min(max(cropped, self.gate(lookahead) - 1), self.limit)
+
+    def gate(self, lookahead: int) -> int:
+        """Smallest ``s`` that the length gate lets be windowed; 0 without a gate."""
+        return self.min_context + self.max_lookahead - lookahead if self.min_context else 0
 
     def reach(self, queries: Any, lookahead: int) -> Any:
         """How far back from ``s`` a request reads before rounding: K of the W tokens lie beyond ``s``, every query row
@@ -93,7 +102,7 @@ class WindowGeometry:
         """Smallest ``s`` that the window changes; shorter requests keep their lengths and tables bit for bit."""
         reach = self.reach(queries, lookahead)
         # Above `limit` nothing is removed yet, but the length is clamped.
-        return min(max(reach + self.aligned_sink + self.alignment, self.min_context), self.limit + 1)
+        return min(max(reach + self.aligned_sink + self.alignment, self.gate(lookahead)), self.limit + 1)
 
     def lengths(self, seq_lens: IntArray, *, queries: int | IntArray, lookahead: int = 0) -> tuple[IntArray, IntArray]:
         """Cut the window for a batch.
@@ -112,7 +121,7 @@ class WindowGeometry:
         start = _round_down(_clip(seq_lens - reach, 0, self.limit), self.alignment)
         if not (self.sink or self.min_context):
             return start, seq_lens - start
-        cropped = (start > self.aligned_sink) & (seq_lens >= self.min_context)
+        cropped = (start > self.aligned_sink) & (seq_lens >= self.gate(lookahead))
         removed = (start - self.aligned_sink) * cropped
         return removed, seq_lens - removed
 
@@ -123,7 +132,7 @@ class WindowGeometry:
 
         The host counts tokens that the device may have rejected. The windowed length is a sawtooth in ``s``: beyond the
         first crop it rises from ``sink + reach`` to ``sink + reach + b - 1`` and falls back at every block edge, so a
-        range that holds an edge holds the peak before it. The length gate is one more edge, after ``min_context - 1``.
+        range that holds an edge holds the peak before it. The length gate is one more edge.
 
         Args:
             upper_bound: optimistic host lengths, int32, shape [num_reqs], or several mirrors [num_mirrors, num_reqs].
@@ -135,14 +144,14 @@ class WindowGeometry:
         """
         upper = _clip(upper_bound, 0, self.limit)
         lower = _clip(upper_bound - max_rejected, 0, self.limit)
-        reach = self.reach(queries, lookahead)
+        reach, gate = self.reach(queries, lookahead), self.gate(lookahead)
         past_edge = (upper - reach) % self.alignment
         tooth = np.where(past_edge < upper - lower, self.alignment - 1, past_edge)
-        first_cropped = np.maximum(reach + self.aligned_sink + self.alignment, self.min_context)
+        first_cropped = np.maximum(reach + self.aligned_sink + self.alignment, gate)
         bound = np.where(upper < first_cropped, upper, self.aligned_sink + reach + tooth)
-        if self.min_context:
-            across = (lower < self.min_context) & (upper >= self.min_context)
-            bound = np.where(across, np.maximum(bound, self.min_context - 1), bound)
+        if gate:
+            across = (lower < gate) & (upper >= gate)
+            bound = np.where(across, np.maximum(bound, gate - 1), bound)
         return bound
 
     def crop_block_table(

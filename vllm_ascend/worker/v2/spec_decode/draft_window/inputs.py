@@ -53,12 +53,15 @@ class WindowedInputs:
         block_tables: Any,
         group_ids: Sequence[int],
         *,
+        # [max_num_reqs + 1]
+        query_start_loc: torch.Tensor | None = None,
         fused: bool = True,
     ) -> None:
         """Bind to the draft's ``InputBuffers`` and the runner's ``BlockTables``, whose tensors are persistent.
 
         Args:
             group_ids: KV cache groups that hold draft layers, in the order of ``geometry.block_sizes``.
+            query_start_loc: cumulative query tokens, for drafts whose requests bring different numbers of them.
             fused: use the fused launch; otherwise its plain-torch twin.
         """
         self.geometry = geometry
@@ -74,38 +77,49 @@ class WindowedInputs:
             table.new_zeros(table.shape[0], columns)
             for table, columns in zip(self._full_tables, geometry.columns, strict=True)
         ]
-        self._launch: Any = None
+        self._query_start_loc = query_start_loc
+        # By whether each request has its own number of query tokens.
+        self._launches: dict[bool, Any] = {}
         if fused:
             from .kernels import WindowLaunch
 
-            self._launch = WindowLaunch(
-                geometry,
-                seq_lens=self._full_seq_lens,
-                full_tables=self._full_tables,
-                out_seq_lens=self.seq_lens,
-                out_tables=self.block_tables,
-            )
+            for per_request in (False, True)[: 1 if query_start_loc is None else 2]:
+                self._launches[per_request] = WindowLaunch(
+                    geometry,
+                    seq_lens=self._full_seq_lens,
+                    full_tables=self._full_tables,
+                    out_seq_lens=self.seq_lens,
+                    out_tables=self.block_tables,
+                    query_start_loc=query_start_loc if per_request else None,
+                )
         # Groups without draft layers keep their table: the build indexes the list by KV cache group.
         tables = list(block_tables.input_block_tables)
         for group_id, table in zip(group_ids, self.block_tables, strict=True):
             tables[group_id] = table
-        self._swaps = ((input_buffers, "seq_lens", self.seq_lens), (block_tables, "input_block_tables", tables))
+        self._twins = ((input_buffers, "seq_lens", self.seq_lens), (block_tables, "input_block_tables", tables))
+        self._originals = tuple((owner, name, getattr(owner, name)) for owner, name, _ in self._twins)
 
     @property
     def num_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (self.seq_lens, *self.block_tables))
 
-    def refresh(self, *, num_reqs: int, num_rows: int, queries: int, lookahead: int = 0) -> None:
-        """Window the first ``num_rows`` rows into the persistent tensors; rows from ``num_reqs`` on become empty."""
+    def refresh(self, *, num_reqs: int, num_rows: int, queries: int | None, lookahead: int = 0) -> None:
+        """Window the first ``num_rows`` rows into the persistent tensors; rows from ``num_reqs`` on become empty.
+
+        Args:
+            queries: query tokens of every request; ``None`` takes those of each from ``query_start_loc``.
+        """
         if num_rows == 0:
             return
-        if self._launch is not None:
-            self._launch(num_reqs=num_reqs, num_rows=num_rows, queries=queries, lookahead=lookahead)
+        if self._launches:
+            launch = self._launches[queries is None]
+            launch(num_reqs=num_reqs, num_rows=num_rows, queries=queries or 0, lookahead=lookahead)
             return
         # [num_rows]
         live = self._full_seq_lens[:num_rows].clone()
         live[num_reqs:] = 0
-        removed, length = self.geometry.lengths(live, queries=queries, lookahead=lookahead)
+        per_request = self._query_start_loc[: num_rows + 1].diff() if queries is None else queries  # type: ignore[index]
+        removed, length = self.geometry.lengths(live, queries=per_request, lookahead=lookahead)
         self.seq_lens[:num_rows].copy_(length)
         for group, (full, out) in enumerate(zip(self._full_tables, self.block_tables, strict=True)):
             cropped = self.geometry.crop_block_table(group, full[:num_rows], removed, length, lookahead=lookahead)
@@ -113,4 +127,8 @@ class WindowedInputs:
 
     def in_place_of_originals(self, *more: tuple[Any, str, Any]) -> swapped:
         """A build inside reads the twins; ``more`` are further ``(owner, attribute, value)`` to set meanwhile."""
-        return swapped(*self._swaps, *more)
+        return swapped(*self._twins, *more)
+
+    def originals(self) -> swapped:
+        """Inside ``in_place_of_originals``: what runs here sees and advances the originals."""
+        return swapped(*self._originals)

@@ -12,23 +12,13 @@ import math
 import sys
 from collections.abc import Callable
 from copy import copy
-from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-from . import startup
-from .config import (
-    AUTOREGRESSIVE_METHODS,
-    DraftFacts,
-    DraftWindow,
-    DraftWindowOptions,
-    WindowOff,
-    max_rejected,
-    resolve,
-)
+from .config import DraftWindow, WindowOff, max_rejected
 from .groups import inspect_draft_layers
 from .inputs import swapped
-from .startup import report_in_force, report_off
+from .startup import decide, report_in_force, report_off
 
 _PROPOSERS = "vllm_ascend.spec_decode"
 
@@ -62,27 +52,6 @@ def install() -> bool:
         dspark = dspark_module.AscendDSparkProposer
         dspark.initialize_attn_backend = _knowing_groups(dspark.initialize_attn_backend)
     return True
-
-
-def decide(vllm_config: Any) -> DraftWindow | WindowOff | None:
-    """:func:`.startup.decide` by the rules of Model Runner V1, which windows autoregressive drafts too."""
-    return startup.decide(vllm_config, _resolve)
-
-
-def _resolve(options: DraftWindowOptions, facts: DraftFacts) -> DraftWindow | WindowOff:
-    """All but the smallest window of an autoregressive draft is as for a parallel drafter."""
-    if facts.method not in AUTOREGRESSIVE_METHODS:
-        return resolve(options, facts)
-    size, tokens = options.draft_window_size, facts.num_speculative_tokens
-    if size <= tokens:
-        raise ValueError(
-            f"draft_window_size={size} is too small for {facts.method}: it must be at least {tokens + 1}, "
-            f"one more than num_speculative_tokens"
-        )
-    decision = resolve(options, replace(facts, method="dflash", queries_per_request=1))
-    if isinstance(decision, WindowOff):
-        return decision
-    return replace(decision, method=facts.method, max_lookahead=tokens)
 
 
 def _loading(load_model: Callable[..., None]) -> Callable[..., None]:

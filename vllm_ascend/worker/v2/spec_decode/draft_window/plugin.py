@@ -29,23 +29,33 @@ def register() -> None:
 
 def _new_speculator(cls: type, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     """``__new__`` of a speculator; Python then calls the ``__init__`` of whatever class is made here."""
-    from .config import DraftWindow
-    from .startup import decide
+    from .config import DraftWindow, WindowOff
+    from .speculator import DraftWindowMixin
+    from .startup import decide, report_off
 
-    mixin = _mixin_for(cls)
-    if mixin is not None and isinstance(decide(vllm_config), DraftWindow):
-        cls = _windowed_class(mixin, cls)
+    built_in = issubclass(cls, DraftWindowMixin)  # vLLM-Ascend with the window merged, or a class made here
+    if not built_in and isinstance(decide(vllm_config), DraftWindow):
+        mixin = _mixin_for(cls)
+        if mixin is None:
+            report_off(WindowOff(f"{cls.__name__} is not windowed by this version", logging.WARNING), vllm_config)
+        else:
+            cls = _windowed_class(mixin, cls)
     return object.__new__(cls)
 
 
 def _mixin_for(cls: type) -> type | None:
-    from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
-
+    """By the name of a base class, since vLLM has moved and renamed some of them and not every version has each."""
+    from .autoregressive import AutoregressiveDraftWindow, TargetDependentDraftWindow
     from .speculator import ParallelDraftWindow
 
-    if issubclass(cls, ParallelDraftWindow):  # vLLM-Ascend with the window built in
-        return None
-    return ParallelDraftWindow if issubclass(cls, DFlashSpeculator) else None
+    mixins = {
+        "DFlashSpeculator": ParallelDraftWindow,  # and DSpark
+        "AutoRegressiveSpeculator": TargetDependentDraftWindow,  # EAGLE, EAGLE3, MTP to vLLM 0.31
+        "TargetDependentARSpeculator": TargetDependentDraftWindow,  # from 0.32
+        "PlainDraftModelSpeculator": AutoregressiveDraftWindow,  # vLLM 0.31
+        "StandaloneARSpeculator": AutoregressiveDraftWindow,  # from 0.32
+    }
+    return next((mixins[base.__name__] for base in cls.__mro__ if base.__name__ in mixins), None)
 
 
 @cache

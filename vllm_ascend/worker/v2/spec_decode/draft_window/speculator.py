@@ -7,12 +7,16 @@ Three seams see draft metadata come into being, and nothing else is touched:
 
 * the build of a step: ``_build_draft_attn_metadata`` (vLLM 0.26 to 0.29), ``_build_attn_metadata`` (from 0.30 on);
 * graph capture, which calls the attention builders directly;
-* the refresh that vLLM 0.32 records into a FULL graph instead of building at replay.
+* the refresh that newer vLLM records into a FULL graph instead of building at replay.
+
+:class:`DraftWindowMixin` knows the first, which all methods share; :class:`ParallelDraftWindow` is for parallel
+drafters, ``autoregressive.py`` has the others.
 """
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.config.compilation import CUDAGraphMode
 from vllm.triton_utils import HAS_TRITON
@@ -24,11 +28,10 @@ from .inputs import WindowedInputs
 from .startup import decide, report_in_force, report_off
 
 
-class ParallelDraftWindow:
-    """Mixin for parallel drafters (DFlash, DSpark): one forward and one build per step, no look-ahead.
+class DraftWindowMixin:
+    """Stands before a speculator class in the method resolution order and windows its metadata builds.
 
-    Stands before the speculator class in the method resolution order. While ``windowed_inputs`` is ``None``, every
-    method is upstream's.
+    While ``windowed_inputs`` is ``None``, every method is upstream's.
     """
 
     # Upstream's speculator, as far as the window looks at it.
@@ -38,9 +41,7 @@ class ParallelDraftWindow:
     input_buffers: Any
     max_model_len: int
     draft_max_seq_len: int
-    num_query_per_req: int
     num_speculative_steps: int
-    query_cudagraph_manager: Any
 
     draft_window: DraftWindow | None = None
     windowed_inputs: WindowedInputs | None = None
@@ -79,14 +80,19 @@ class ParallelDraftWindow:
             block_sizes=groups.block_sizes,
             full_columns=groups.full_columns,
             max_model_len=self.max_model_len,
-            max_queries=window.queries_per_request,
+            max_queries=self._most_queries(),
             max_lookahead=window.max_lookahead,
         )
         self.windowed_inputs = WindowedInputs(
-            geometry, self.input_buffers, self.block_tables, groups.group_ids, fused=HAS_TRITON
+            geometry,
+            self.input_buffers,
+            self.block_tables,
+            groups.group_ids,
+            query_start_loc=self.input_buffers.query_start_loc,
+            fused=HAS_TRITON,
         )
         # The host stops counting at the limit; a device length that it stands for may lie past the block table.
-        self._first_cropped = min(geometry.first_cropped(queries=self.num_query_per_req), geometry.limit)
+        self._first_cropped = min(self._shortest_cropped(geometry), geometry.limit)
         self._max_rejected = max_rejected(self.vllm_config)
         graphs = self.vllm_config.compilation_config.cudagraph_mode.decode_mode().name
         report_in_force(
@@ -97,14 +103,21 @@ class ParallelDraftWindow:
             f"{-(-self.windowed_inputs.num_bytes // 1024)} KiB",
         )
 
-    def capture(self) -> None:
-        """Capture on the twins, so that every replay reads their addresses, planned for the window's length."""
-        if self.windowed_inputs is None:
-            return super().capture()  # type: ignore[misc]
-        self._graphs_read_twins = self.query_cudagraph_manager.needs_capture()
-        planned_len = min(self.max_model_len, self.windowed_inputs.geometry.max_length)
-        with self.windowed_inputs.in_place_of_originals((self, "max_model_len", planned_len)):
-            return super().capture()  # type: ignore[misc]
+    def _most_queries(self) -> int:
+        """Most query tokens of one request in one draft forward."""
+        raise NotImplementedError
+
+    def _shortest_cropped(self, geometry: WindowGeometry) -> int:
+        """Smallest ``draft_max_seq_len`` of a batch from which the window may remove something."""
+        raise NotImplementedError
+
+    def _forward_shape(self, step: int, query_start_loc: np.ndarray | None) -> tuple[int | np.ndarray, int]:
+        """Query tokens of a build, one number or int32 [num_reqs], and the look-ahead that its proposal still has."""
+        raise NotImplementedError
+
+    def _tokens_ahead(self, step: int) -> int:
+        """Tokens by which the lengths of a step exceed those of the target's forward."""
+        return step
 
     def _build_draft_attn_metadata(
         self,
@@ -117,7 +130,12 @@ class ParallelDraftWindow:
     ) -> dict[str, Any] | None:
         """vLLM 0.26 to 0.29; the host bound and its step came with 0.27. A FULL replay may follow any build."""
         window, upper_bound = self._window_step(
-            num_reqs, num_reqs_padded, seq_lens_cpu_upper_bound, step, always=self._graphs_read_twins
+            num_reqs,
+            num_reqs_padded,
+            seq_lens_cpu_upper_bound,
+            step,
+            kwargs.get("query_start_loc_np"),
+            always=self._graphs_read_twins,
         )
         if upper_bound is not None:
             kwargs.update(seq_lens_cpu_upper_bound=upper_bound, step=step)
@@ -130,7 +148,7 @@ class ParallelDraftWindow:
         self,
         num_reqs: int,
         batch_desc: Any,
-        query_start_loc_np: Any,
+        query_start_loc_np: np.ndarray,
         seq_lens_cpu_upper_bound: torch.Tensor,
         step: int,
         **kwargs: Any,
@@ -141,6 +159,7 @@ class ParallelDraftWindow:
             batch_desc.num_reqs or num_reqs,
             seq_lens_cpu_upper_bound,
             step,
+            query_start_loc_np,
             always=batch_desc.cg_mode == CUDAGraphMode.FULL,
         )
         with window:
@@ -148,34 +167,87 @@ class ParallelDraftWindow:
                 num_reqs, batch_desc, query_start_loc_np, upper_bound, step, **kwargs
             )
 
-    def _update_draft_decode_metadata(self, attn_metadata: dict[str, Any], num_reqs: int) -> None:
-        """vLLM 0.32: recorded into the FULL graph. Rows without a request have length 0 there."""
-        if self.windowed_inputs is not None:
-            self.windowed_inputs.refresh(num_reqs=num_reqs, num_rows=num_reqs, queries=self.num_query_per_req)
-        super()._update_draft_decode_metadata(attn_metadata, num_reqs)  # type: ignore[misc]
+    def _window_removes_something(self) -> bool:
+        """Whether it may, as far as the host can tell; where not, the twins would equal the originals."""
+        return self.windowed_inputs is not None and self.draft_max_seq_len >= self._first_cropped
 
     def _window_step(
-        self, num_reqs: int, num_rows: int, upper_bound: torch.Tensor | None, step: int, *, always: bool
+        self,
+        num_reqs: int,
+        num_rows: int,
+        upper_bound: torch.Tensor | None,
+        step: int,
+        query_start_loc: np.ndarray | None,
+        *,
+        always: bool,
     ) -> tuple[AbstractContextManager[None], torch.Tensor | None]:
         """Refresh the twins for one build.
 
         Args:
             upper_bound: host bound without ``step``, int32, [>= num_reqs], which the build adds to it.
+            query_start_loc: cumulative query tokens, int32, [> num_reqs], where the build is given them.
             always: refresh even when the host can tell that the window removes nothing from this batch.
 
         Returns:
             The context to build in, and the host bound to build with.
         """
         inputs = self.windowed_inputs
-        # Without a crop the twins would equal the originals.
-        crops = inputs is not None and self.draft_max_seq_len >= self._first_cropped
+        crops = self._window_removes_something()
         if inputs is None or not (crops or always):
             return nullcontext(), upper_bound
-        inputs.refresh(num_reqs=num_reqs, num_rows=num_rows, queries=self.num_query_per_req)
+        queries, lookahead = self._forward_shape(step, query_start_loc)
+        uniform = queries if isinstance(queries, int) else None
+        inputs.refresh(num_reqs=num_reqs, num_rows=num_rows, queries=uniform, lookahead=lookahead)
         if crops and upper_bound is not None:
             windowed = inputs.geometry.host_bound(
-                upper_bound[:num_reqs].numpy() + step, max_rejected=self._max_rejected, queries=self.num_query_per_req
+                upper_bound[:num_reqs].numpy() + self._tokens_ahead(step),
+                max_rejected=self._max_rejected,
+                queries=queries,
+                lookahead=lookahead,
             )
             upper_bound = torch.from_numpy(windowed - step)
-        max_seq_len = min(self.draft_max_seq_len, inputs.geometry.max_length)
+        longest = inputs.geometry.longest(queries if isinstance(queries, int) else int(queries.max()), lookahead)
+        max_seq_len = min(self.draft_max_seq_len, longest)
         return inputs.in_place_of_originals((self, "draft_max_seq_len", max_seq_len)), upper_bound
+
+    def _refresh_in_graph(self, num_reqs: int, *, queries: int, lookahead: int = 0) -> None:
+        """Recorded into a FULL graph. Rows without a request have length 0 there."""
+        inputs = self.windowed_inputs
+        if inputs is None:
+            return
+        inputs.refresh(num_reqs=num_reqs, num_rows=num_reqs, queries=queries, lookahead=lookahead)
+        # Backends with blocks smaller than the table's read a persistent mapping of it, made outside the graph.
+        for group_id, table in zip(inputs.group_ids, inputs.block_tables, strict=True):
+            for group in self.attn_groups[group_id]:
+                if getattr(group, "kernel_block_size", None) is not None:
+                    group.map_to_kernel_block_table(table[:num_reqs])
+
+
+class ParallelDraftWindow(DraftWindowMixin):
+    """For parallel drafters (DFlash, DSpark): one forward and one build per step, no look-ahead."""
+
+    num_query_per_req: int
+    query_cudagraph_manager: Any
+
+    def capture(self) -> None:
+        """Capture on the twins, so that every replay reads their addresses, planned for the window's length."""
+        if self.windowed_inputs is None:
+            return super().capture()  # type: ignore[misc]
+        self._graphs_read_twins = self.query_cudagraph_manager.needs_capture()
+        planned_len = min(self.max_model_len, self.windowed_inputs.geometry.max_length)
+        with self.windowed_inputs.in_place_of_originals((self, "max_model_len", planned_len)):
+            return super().capture()  # type: ignore[misc]
+
+    def _update_draft_decode_metadata(self, attn_metadata: dict[str, Any], num_reqs: int) -> None:
+        """vLLM 0.32: recorded into the FULL graph."""
+        self._refresh_in_graph(num_reqs, queries=self.num_query_per_req)
+        super()._update_draft_decode_metadata(attn_metadata, num_reqs)  # type: ignore[misc]
+
+    def _most_queries(self) -> int:
+        return self.num_query_per_req
+
+    def _shortest_cropped(self, geometry: WindowGeometry) -> int:
+        return geometry.first_cropped(queries=self.num_query_per_req)
+
+    def _forward_shape(self, step: int, query_start_loc: np.ndarray | None) -> tuple[int | np.ndarray, int]:
+        return self.num_query_per_req, 0

@@ -3,18 +3,15 @@
 """What the engine decides and says about the draft window when it starts: one line, in force or off."""
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from vllm.logger import logger
 
-from .config import DraftFacts, DraftWindow, DraftWindowOptions, WindowOff, facts_from_config, resolve
+from .config import DraftWindow, DraftWindowOptions, WindowOff, facts_from_config, resolve
 
 
-def decide(
-    vllm_config: Any, resolve: Callable[[DraftWindowOptions, DraftFacts], DraftWindow | WindowOff] = resolve
-) -> DraftWindow | WindowOff | None:
-    """Resolve the options of a ``VllmConfig`` by the rules of a runner; ``None`` when the window is not asked for.
+def decide(vllm_config: Any) -> DraftWindow | WindowOff | None:
+    """Resolve the options of a ``VllmConfig``; ``None`` when the window is not asked for.
 
     Raises:
         ValueError: see :meth:`DraftWindowOptions.from_additional_config` and :func:`.config.resolve`.

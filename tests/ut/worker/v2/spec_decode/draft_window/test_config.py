@@ -122,6 +122,18 @@ class TestResolution:
         assert off.reason.startswith(reason)
         assert off.level == level
 
+    @pytest.mark.parametrize("method", ["eagle", "eagle3", "draft_model", "mtp", "deepseek_mtp"])
+    def test_autoregressive_drafts_look_ahead_to_the_end_of_the_proposal(self, method):
+        window = resolve(options(mtp=True), facts(method=method, num_speculative_tokens=3, queries_per_request=1))
+        assert (window.method, window.size, window.max_lookahead, window.queries_per_request) == (method, 512, 3, 1)
+
+    @pytest.mark.parametrize("size", [1, 3])
+    def test_window_that_leaves_an_autoregressive_draft_nothing_to_read(self, size):
+        engine = facts(method="eagle3", num_speculative_tokens=3, queries_per_request=1)
+        with pytest.raises(ValueError, match=f"draft_window_size={size} is too small for eagle3: .*at least 4"):
+            resolve(options(size=size), engine)
+        assert resolve(options(size=4), engine).size == 4
+
     @pytest.mark.parametrize("size", [1, 4, 7])
     def test_window_below_the_query_tokens(self, size):
         with pytest.raises(ValueError, match=f"draft_window_size={size} is too small for dspark: .*at least 8"):

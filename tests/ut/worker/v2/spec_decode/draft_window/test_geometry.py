@@ -24,7 +24,7 @@ def lengths(case: Case, seq_lens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 @PROPERTY
 @given(st.data())
 def test_length_counts_the_visible_tokens(data):
-    case = data.draw(cases())
+    case = data.draw(cases(later_steps=True))
     seq_lens = data.draw(batches(case))
     _, length = lengths(case, seq_lens)
     assert length.dtype == np.int32
@@ -34,7 +34,7 @@ def test_length_counts_the_visible_tokens(data):
 @PROPERTY
 @given(st.data())
 def test_removed_tokens_are_the_gap_between_sink_and_window(data):
-    case = data.draw(cases())
+    case = data.draw(cases(later_steps=True))
     seq_lens = data.draw(batches(case))
     removed, _ = lengths(case, seq_lens)
     for s, gap in zip(seq_lens.tolist(), removed.tolist(), strict=True):
@@ -45,7 +45,7 @@ def test_removed_tokens_are_the_gap_between_sink_and_window(data):
 @PROPERTY
 @given(st.data())
 def test_torch_and_numpy_agree(data):
-    case = data.draw(cases())
+    case = data.draw(cases(later_steps=True))
     seq_lens = data.draw(batches(case))
     on_host = lengths(case, seq_lens)
     on_device = lengths(case, torch.from_numpy(seq_lens))
@@ -57,7 +57,7 @@ def test_torch_and_numpy_agree(data):
 @PROPERTY
 @given(st.data())
 def test_queries_may_differ_by_request(data):
-    case = data.draw(cases())
+    case = data.draw(cases(later_steps=True))
     seq_lens = data.draw(batches(case))
     queries = np.array([data.draw(st.integers(1, case.queries)) for _ in seq_lens], dtype=np.int32)
     _, length = geometry_of(case).lengths(seq_lens, queries=queries, lookahead=case.lookahead)
@@ -68,7 +68,7 @@ def test_queries_may_differ_by_request(data):
 @PROPERTY
 @given(st.data())
 def test_cropped_table_reaches_exactly_the_visible_tokens(data):
-    case = data.draw(cases())
+    case = data.draw(cases(later_steps=True))
     seq_lens = data.draw(batches(case))
     geometry = geometry_of(case)
     removed, length = geometry.lengths(torch.from_numpy(seq_lens), queries=case.queries, lookahead=case.lookahead)
@@ -82,7 +82,7 @@ def test_cropped_table_reaches_exactly_the_visible_tokens(data):
 @PROPERTY
 @given(st.data())
 def test_columns_hold_the_longest_window_and_no_more_than_a_block_is_wasted(data):
-    case = data.draw(cases())
+    case = data.draw(cases(later_steps=True))
     geometry = geometry_of(case)
     longest = max(oracle.windowed_length(case, s) for s in range(case.limit + 1))
     for columns, size, full in zip(geometry.columns, case.block_sizes, case.full_columns, strict=True):
@@ -94,7 +94,7 @@ def test_columns_hold_the_longest_window_and_no_more_than_a_block_is_wasted(data
 @PROPERTY
 @given(st.data())
 def test_host_bound_is_the_largest_length_in_its_range(data):
-    case = data.draw(cases())
+    case = data.draw(cases(later_steps=True))
     upper = data.draw(batches(case))
     rejected = data.draw(st.integers(0, 20))
     bound = geometry_of(case).host_bound(upper, max_rejected=rejected, queries=case.queries, lookahead=case.lookahead)
@@ -105,7 +105,7 @@ def test_host_bound_is_the_largest_length_in_its_range(data):
 @PROPERTY
 @given(st.data())
 def test_shorter_than_first_cropped_is_the_identity(data):
-    case = data.draw(cases())
+    case = data.draw(cases(later_steps=True))
     first = geometry_of(case).first_cropped(queries=case.queries, lookahead=case.lookahead)
     changed = [s for s in range(case.limit + 20) if oracle.windowed_length(case, s) != s]
     assert first == min(changed, default=case.limit + 1)
