@@ -18,7 +18,7 @@ from tools.demo_pair.training import Budget, train_draft
 from tools.measure import DEMO_PAIR, Engine, demo_prompts
 
 LENGTHS = (40, 97, 130)
-MAX_TOKENS = 24
+MAX_TOKENS = 16
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def trained(draft, target, folder):
     draft.start_from(target)
     text = torch.tensor([token for prompt in demo_prompts(8, 1024) for token in prompt])
     sizes = {"context": 48, "batch": 4, "anchors": 16, "loss_decay": 0.85, "seed": 0, "learning_rate": 3e-3}
-    train_draft(draft, target, text, budget=Budget(seconds=0, steps=40), **sizes)
+    train_draft(draft, target, text, budget=Budget(seconds=0, steps=30), **sizes)
     round_to_bfloat16(draft)
     save_draft(draft, folder, num_target_layers=4)
     return folder

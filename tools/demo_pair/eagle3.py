@@ -62,7 +62,8 @@ class Eagle3Draft(Draft):
         init_weights(self, num_layers=config.num_layers)
 
     def context(self, features: torch.Tensor, tokens: torch.Tensor) -> Eagle3Context:
-        hidden = self.fc(features)
+        # The residual stream stays in float32 under autocast.
+        hidden = self.fc(features).float()
         rope = rope_tables(torch.arange(hidden.shape[1], device=hidden.device), self.config)
         inputs = self.midlayer.attention_input(self.embed_tokens(tokens[:, 1:]), hidden)
         return Eagle3Context(hidden, self.midlayer.self_attn.key_value(inputs, rope))
