@@ -22,6 +22,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.triton_utils import HAS_TRITON
 
 from .config import DraftWindow, WindowOff, max_rejected
+from .counters import DraftWindowCounters
 from .geometry import WindowGeometry
 from .groups import inspect_draft_groups
 from .inputs import WindowedInputs
@@ -94,6 +95,7 @@ class DraftWindowMixin:
         # The host stops counting at the limit; a device length that it stands for may lie past the block table.
         self._first_cropped = min(self._shortest_cropped(geometry), geometry.limit)
         self._max_rejected = max_rejected(self.vllm_config)
+        self._counters = DraftWindowCounters(self.vllm_config)
         graphs = self.vllm_config.compilation_config.cudagraph_mode.decode_mode().name
         report_in_force(
             window,
@@ -193,19 +195,24 @@ class DraftWindowMixin:
         """
         inputs = self.windowed_inputs
         crops = self._window_removes_something()
-        if inputs is None or not (crops or always):
+        if inputs is None:
+            return nullcontext(), upper_bound
+        if not (crops or always):
+            self._counters.record()
             return nullcontext(), upper_bound
         queries, lookahead = self._forward_shape(step, query_start_loc)
         uniform = queries if isinstance(queries, int) else None
         inputs.refresh(num_reqs=num_reqs, num_rows=num_rows, queries=uniform, lookahead=lookahead)
         if crops and upper_bound is not None:
+            # [num_reqs]
+            full = upper_bound[:num_reqs].numpy() + self._tokens_ahead(step)
             windowed = inputs.geometry.host_bound(
-                upper_bound[:num_reqs].numpy() + self._tokens_ahead(step),
-                max_rejected=self._max_rejected,
-                queries=queries,
-                lookahead=lookahead,
+                full, max_rejected=self._max_rejected, queries=queries, lookahead=lookahead
             )
+            self._counters.record(full, windowed)
             upper_bound = torch.from_numpy(windowed - step)
+        else:
+            self._counters.record()
         longest = inputs.geometry.longest(queries if isinstance(queries, int) else int(queries.max()), lookahead)
         max_seq_len = min(self.draft_max_seq_len, longest)
         return inputs.in_place_of_originals((self, "draft_max_seq_len", max_seq_len)), upper_bound
