@@ -3,10 +3,14 @@
 
 ``run`` makes a random-weight target and draft and runs vLLM with the window off, on, tiny (a draft that has next to
 nothing to read) and with vLLM's native alternative (a draft whose config was edited to sliding-window layers), each in
-a process of its own, in interleaved rounds. ``micro`` times the window's launch alone::
+a process of its own, in interleaved rounds. ``micro`` times the window's launch alone. ``equality`` and
+``demo-pair`` take the demo pair and time nothing: do all methods and graph modes give the same tokens while requests
+come and go, and is acceptance what a CPU sees::
 
     python -m tools.bench_gpu run --json bench.json --plot bench.png
     python -m tools.bench_gpu micro --json micro.json
+    python -m tools.bench_gpu equality --json equality.json
+    python -m tools.bench_gpu demo-pair --reference cpu.json --json gpu.json
 
 ``run`` needs vLLM 0.26 or newer with Model Runner V2 and this project's wheel installed. Its defaults need 65 GB of KV
 cache and should take seven to eight minutes on one H200: ten processes of about 30 s to start, 5 s to prefill and 10 s
@@ -29,17 +33,15 @@ if __package__ in (None, ""):
 
 from rich.console import Console
 
-from tools.gpu_bench import report, session, summary
+from tools.gpu_bench import arguments, report, session, summary
 from tools.gpu_bench.spec import EngineRun, PairSizes, Workload
 
-MIXED = tuple(1024 << i for i in range(8))
-"""1k to 128k, one request each."""
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status: 0, or 1 where a check failed or a run is missing."""
-    parser = _parser()
-    args = parser.parse_args(arguments)
+    commands = {"run": _run, "micro": _micro, "equality": _equality, "demo-pair": _demo_pair}
+    parser = arguments.parser(__doc__, commands)
+    args = parser.parse_args(argv)
     console = Console(soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 180)
     try:
         return args.command(args, console)
@@ -53,9 +55,8 @@ def _run(args: argparse.Namespace, console: Console) -> int:
         session.check_fits(plan)
 
         def save(results: list[dict[str, Any]], missing: list[str]) -> None:
-            if args.json and results:
-                args.json.parent.mkdir(parents=True, exist_ok=True)
-                args.json.write_text(json.dumps(_document(plan, results, missing)))
+            if results:
+                _write_json(args.json, _document(plan, results, missing))
 
         results, missing = session.run_plan(plan, say=lambda line: console.print(line, markup=False), save=save)
     if not results:
@@ -65,12 +66,7 @@ def _run(args: argparse.Namespace, console: Console) -> int:
     if args.plot:
         args.plot.parent.mkdir(parents=True, exist_ok=True)
         report.plot(args.plot, results, entries, window=plan.window, tiny=plan.tiny_window)
-    failures = summary.failed_checks(results, entries)
-    for line in (*(f"FAILED {failure}" for failure in failures), *(f"MISSING {line}" for line in missing)):
-        console.print(line, markup=False)
-    if not failures and not missing:
-        console.print("all checks passed")
-    return 1 if failures or missing else 0
+    return _verdict(console, summary.failed_checks(results, entries), missing)
 
 
 def _document(plan: session.Plan, results: list[dict[str, Any]], missing: list[str]) -> dict[str, Any]:
@@ -124,6 +120,8 @@ def _plan(args: argparse.Namespace, work: Path) -> session.Plan:
         vocab=sizes.vocab,
         seed=args.seed,
         sync_check=args.sync_check and args.device == "cuda",
+        cpus=args.cpus,
+        host_profile=args.host_profile,
         engine_args=args.engine_args,
     )
     return session.Plan(
@@ -152,119 +150,71 @@ def _micro(args: argparse.Namespace, console: Console) -> int:
     ]
     rows = micro.measure(cases, args.device, say=lambda line: console.print(line, markup=False))
     micro.print_micro(console, rows)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(rows, indent=1))
+    _write_json(args.json, rows)
     return 0
 
 
-def _integers(text: str) -> tuple[int, ...]:
-    try:
-        values = tuple(int(part.replace("_", "")) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of integers like 2048,16384") from None
-    if min(values) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: every value must be at least 1")
-    return values
+def _equality(args: argparse.Namespace, console: Console) -> int:
+    from tools.gpu_bench import equality
+
+    with tempfile.TemporaryDirectory(prefix="gpu-bench-") as temporary:
+        matrix = equality.Matrix(
+            methods=args.methods,
+            modes=args.modes if args.device == "cuda" else ("eager",),
+            window=args.window,
+            requests=args.requests,
+            device=args.device,
+            work=args.work or Path(temporary),
+            jobs=args.jobs,
+        )
+        results, missing = equality.run(matrix, say=lambda line: console.print(line, markup=False))
+    if not results:
+        return _verdict(console, [], missing)
+    rows = equality.compare(results, equality.churn(args.requests), args.device)
+    equality.print_rows(console, rows)
+    failures = equality.failures(results, rows)
+    _write_json(args.json, {"rows": rows, "failed_checks": failures, "missing": missing})
+    return _verdict(console, failures, missing)
 
 
-def _positive(text: str) -> int:
-    (value,) = _integers(text)
-    return value
+def _demo_pair(args: argparse.Namespace, console: Console) -> int:
+    from tools.gpu_bench import acceptance, pair
+
+    reference = json.loads(args.reference.read_text()) if args.reference else {"contexts": {}}
+    longest = max(args.contexts)
+    prompts = pair.unpack(reference["prompts"]) if args.reference else pair.texts(args.prompts, longest)
+    if longest > min(map(len, prompts)):
+        raise ValueError(f"--contexts {longest} is longer than the prompts of --reference {args.reference}")
+    with tempfile.TemporaryDirectory(prefix="gpu-bench-") as temporary:
+        plan = acceptance.Plan(
+            method=args.method,
+            contexts=args.contexts,
+            prompts=prompts,
+            max_tokens=args.max_tokens,
+            window=args.window,
+            device=args.device,
+            work=args.work or Path(temporary),
+        )
+        document = acceptance.run(plan, say=lambda line: console.print(line, markup=False))
+    rows = acceptance.compare(document, reference)
+    acceptance.print_document(console, document, rows)
+    _write_json(args.json, document | {"against_reference": rows})
+    outside = [row for row in rows if not row["within_noise"]]
+    return _verdict(console, [f"not the reference's acceptance: {row}" for row in outside], [])
 
 
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError("not a JSON object")
-    return value
+def _write_json(path: Path | None, document: Any) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="bench_gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    defaults = argparse.ArgumentDefaultsHelpFormatter
-
-    run = commands.add_parser("run", help="decode step cost in vLLM: off, on, native, tiny", formatter_class=defaults)
-    run.set_defaults(command=_run)
-    what = run.add_argument_group("what is measured")
-    what.add_argument(
-        "--configs",
-        type=lambda t: tuple(t.split(",")),
-        default=session.CONFIGS,
-        metavar="NAME,...",
-        help="of off, on, native, tiny",
-    )
-    what.add_argument("--rounds", type=_positive, default=3, metavar="N", help="rounds of off, on and native")
-    what.add_argument(
-        "--tiny-rounds", type=_positive, default=1, metavar="N", help="rounds of tiny, which is a control"
-    )
-    what.add_argument("--window", type=_positive, default=4032, metavar="W", help="draft_window_size of on and native")
-    what.add_argument(
-        "--contexts",
-        type=_integers,
-        default=(2048, 16384, 65536, 262144, 524288, 1_040_000),
-        metavar="N,...",
-        help="prompt lengths, tokens",
-    )
-    what.add_argument("--batches", type=_integers, default=(1,), metavar="N,...", help="requests at each context")
-    what.add_argument("--mixed", action="store_true", help="add one batch of mixed contexts")
-    what.add_argument("--mixed-contexts", type=_integers, default=MIXED, metavar="N,...", help="one request each")
-    what.add_argument("--steps", type=_positive, default=250, metavar="N", help="timed decode steps")
-    what.add_argument("--warmup", type=_positive, default=30, metavar="N", help="decode steps before them")
-    what.add_argument("--sync-check", action="store_true", help="check off and on for device-to-host synchronization")
-    what.add_argument(
-        "--prefill",
-        choices=("fast", "real"),
-        default="fast",
-        help="fast: the target skips attention in prefill chunks (K and V are still computed and written)",
-    )
-
-    models = run.add_argument_group("models")
-    models.add_argument("--method", choices=("dspark", "dflash"), default="dspark", help="draft method")
-    models.add_argument("--layers", type=_positive, default=10, metavar="N", help="full-attention target layers")
-    models.add_argument("--draft-layers", type=_positive, default=5, metavar="N", help="draft layers")
-    models.add_argument(
-        "--hidden", type=_positive, default=1024, metavar="N", help="hidden size; the MLP is three times as wide"
-    )
-    models.add_argument("--heads", type=_positive, metavar="N", help="query heads; default: as many as KV heads")
-    models.add_argument("--kv-heads", type=_positive, default=8, metavar="N", help="KV heads of target and draft")
-    models.add_argument("--head-dim", type=_positive, default=128, metavar="N", help="size of a head")
-    models.add_argument("--draft-tokens", type=_positive, default=7, metavar="K", help="speculative tokens")
-    models.add_argument("--seed", type=int, default=0, help="of weights and prompts")
-
-    engine = run.add_argument_group("engine")
-    engine.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a toy run of the same flow")
-    engine.add_argument("--max-model-len", type=_positive, default=1_048_576, metavar="N", help="longest sequence")
-    engine.add_argument("--max-num-batched-tokens", type=_positive, default=8192, metavar="N", help="prefill chunk")
-    engine.add_argument("--gpu-memory-utilization", type=float, default=0.9, metavar="F", help="see vLLM")
-    engine.add_argument(
-        "--engine-args", type=_json_object, default={}, metavar="JSON", help="further arguments of vllm.LLM; they win"
-    )
-
-    output = run.add_argument_group("output")
-    output.add_argument(
-        "--work", type=Path, metavar="DIR", help="models, logs and raw results; default: deleted at end"
-    )
-    output.add_argument("--json", type=Path, metavar="PATH", help="everything, written anew after every process")
-    output.add_argument("--plot", type=Path, metavar="PATH.png", help="step cost against context")
-    output.add_argument("--budget", type=float, metavar="SECONDS", help="start no process that would end later")
-
-    micro = commands.add_parser("micro", help="cost of the window's launch alone", formatter_class=defaults)
-    micro.set_defaults(command=_micro)
-    micro.add_argument("--batches", type=_integers, default=(1, 8, 64, 256), metavar="N,...")
-    micro.add_argument("--groups", type=_integers, default=(1, 2, 4), metavar="N,...", help="KV cache groups")
-    micro.add_argument("--windows", type=_integers, default=(512, 4032), metavar="W,...")
-    micro.add_argument("--max-model-len", type=_positive, default=1_048_576, metavar="N", help="sets the full table")
-    micro.add_argument("--block-size", type=_positive, default=16, metavar="N")
-    micro.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: no fused launch, host time only")
-    micro.add_argument("--json", type=Path, metavar="PATH")
-    return parser
+def _verdict(console: Console, failures: Sequence[str], missing: Sequence[str]) -> int:
+    for line in (*(f"FAILED {failure}" for failure in failures), *(f"MISSING {line}" for line in missing)):
+        console.print(line, markup=False)
+    if not failures and not missing:
+        console.print("all checks passed")
+    return 1 if failures or missing else 0
 
 
 if __name__ == "__main__":

@@ -21,20 +21,24 @@ import numpy as np
 import torch
 
 from .bandwidth import copy_bandwidth
-from .probes import AddressProbe, SyncGuard, skip_prefill_attention
+from .probes import AddressProbe, HostTimer, SyncGuard, skip_prefill_attention
 from .spec import EngineRun, Workload
 
 PLUGIN = "draft_window"
 _SYNC_STEPS = 40
+_PROFILED_STEPS = 150
 
 
 def main() -> None:
     """Run the engine that ``SPEC.json`` describes and write what was measured."""
     spec_path, result_path = map(Path, sys.argv[1:3])
     run = EngineRun.read(spec_path)
+    if run.cpus:
+        # Threads that are started from here on, and there are none yet, inherit it.
+        os.sched_setaffinity(0, run.cpus)
     # Before the engine takes the memory.
     bandwidth = copy_bandwidth(run.device)
-    _prepare_environment(run.device)
+    prepare_environment(run.device)
     started = time.perf_counter()
     engine, probe = _start_engine(run)
     startup = time.perf_counter() - started
@@ -44,18 +48,20 @@ def main() -> None:
         skipped_attention = skip_prefill_attention(engine.vllm_config)
 
     probe.phase = "run"
+    probe.count_replays(getattr(runner.speculator, "query_cudagraph_manager", None))
     measured = {workload.name: _measure(engine, run, workload) for workload in run.workloads}
     result = {
         "config": run.config,
         "round": run.round,
         "copy_bandwidth": bandwidth,
         "startup_s": startup,
-        "versions": _versions(),
-        "machine": _machine(run.device),
-        "engine": _describe(engine, runner) | {"prefill_attention_skipped_in": skipped_attention},
+        "versions": versions(),
+        "machine": machine(run.device),
+        "engine": describe(engine, runner) | {"prefill_attention_skipped_in": skipped_attention},
         "workloads": measured,
         "addresses": probe.report(runner.speculator),
         "sync": _sync_check(engine, runner.speculator, run) if run.sync_check else None,
+        "host_us": _host_profile(engine, runner.speculator, run) if run.host_profile else None,
     }
     result_path.write_text(json.dumps(result))
     # Interpreter shutdown would spend seconds on freeing the KV cache.
@@ -63,7 +69,7 @@ def main() -> None:
     os._exit(0)
 
 
-def _prepare_environment(device: str) -> None:
+def prepare_environment(device: str) -> None:
     """Set what vLLM reads at import.
 
     Raises:
@@ -228,24 +234,36 @@ def _retire(engine: Any, tokens: dict[str, list[int]]) -> None:
 def _sync_check(engine: Any, speculator: Any, run: EngineRun) -> dict[str, Any]:
     """Decode some steps with the window's refresh and the draft's metadata build guarded."""
     guard = SyncGuard()
-    for name in ("_build_draft_attn_metadata", "_build_attn_metadata"):
-        if hasattr(type(speculator), name):
-            guard.guard(speculator, name)
-    inputs = getattr(speculator, "windowed_inputs", None)
-    if inputs is not None:
-        guard.guard(inputs, "refresh")
+    guard.watch(speculator)
     single = sorted(c for w in run.workloads for c in w.contexts[:1])
     # Long enough for the window to crop, where there is such a context.
     context = next((c for c in single if c > (run.window or 0) + 256), single[-1])
     tokens = _submit(engine, run, Workload("sync", (context,)))
     for _ in range(-(-context // run.max_num_batched_tokens) + _SYNC_STEPS):
         _step(engine, tokens)
-    guard.remove()
+    report = guard.finish(speculator)
     _retire(engine, tokens)
-    return guard.report() | {"context": context}
+    return report | {"context": context}
 
 
-def _versions() -> dict[str, str | None]:
+def _host_profile(engine: Any, speculator: Any, run: EngineRun) -> dict[str, Any]:
+    """Host time per decode step of what the window is part of, apart from the measured steps: timing costs too."""
+    context = min(c for w in run.workloads for c in w.contexts)
+    tokens = _submit(engine, run, Workload("host", (context,)))
+    while not all(tokens.values()):
+        _step(engine, tokens)
+    for _ in range(run.warmup):
+        _step(engine, tokens)
+    timer = HostTimer()
+    timer.watch(speculator)
+    for _ in range(_PROFILED_STEPS):
+        _step(engine, tokens)
+    timer.remove()
+    _retire(engine, tokens)
+    return {"context": context, "methods": timer.report(_PROFILED_STEPS)}
+
+
+def versions() -> dict[str, str | None]:
     import vllm
 
     versions: dict[str, str | None] = {
@@ -261,7 +279,7 @@ def _versions() -> dict[str, str | None]:
     return versions
 
 
-def _machine(device: str) -> dict[str, Any]:
+def machine(device: str) -> dict[str, Any]:
     machine: dict[str, Any] = {"cpu_cores": os.cpu_count(), "device": device}
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
@@ -269,7 +287,7 @@ def _machine(device: str) -> dict[str, Any]:
     return machine
 
 
-def _describe(engine: Any, runner: Any) -> dict[str, Any]:
+def describe(engine: Any, runner: Any) -> dict[str, Any]:
     """What the engine decided, for the report and for the checks."""
     config, speculator = engine.vllm_config, runner.speculator
     inputs = getattr(speculator, "windowed_inputs", None)

@@ -78,7 +78,7 @@ class Inputs:
 
 
 class PlainWindow:
-    """The published formula, operation by operation and group by group, with lengths mirrored on the host."""
+    """The published formula, operation by operation, lengths once and tables group by group, with a host mirror."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._inputs = inputs
@@ -102,18 +102,19 @@ class PlainWindow:
     def refresh_device(self) -> None:
         seq_lens, lookahead = self._inputs.seq_lens, self._lookahead
         window, block = self._inputs.case.window, self._inputs.case.block_size
+        # [batch]
+        start = ((seq_lens + (lookahead - window)).clamp(min=0) // block) * block
+        length = seq_lens - start
+        self.seq_lens.copy_(length)
         for full, out in zip(self._inputs.tables, self.block_tables, strict=True):
             # [batch]
-            start = ((seq_lens + lookahead - window).clamp(min=0) // block) * block
-            length = seq_lens - start
-            needed = (length + lookahead + block - 1) // block
+            needed = (length + (lookahead + block - 1)) // block
             # [columns]
             column = torch.arange(out.shape[1], dtype=torch.int32, device=out.device)
             # [batch, columns]
             source = column.unsqueeze(0) + (start // block).unsqueeze(1)
             ids = full.gather(1, source.clamp(max=full.shape[1] - 1).long())
             out.copy_(ids.masked_fill_(column.unsqueeze(0) >= needed.unsqueeze(1), 0))
-            self.seq_lens.copy_(length)
 
 
 def measure(cases: Sequence[Case], device: str, *, say: Callable[[str], None]) -> list[dict[str, Any]]:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import importlib
+import statistics
+import time
 from collections import Counter
 from typing import Any
 
@@ -23,6 +25,7 @@ class AddressProbe:
 
     def __init__(self) -> None:
         self.phase = "start"
+        self._replays = 0
         self._builds: dict[str, Counter[tuple[int, ...]]] = {"start": Counter(), "run": Counter()}
         for name in _BUILD_MODULES:
             module = importlib.import_module(name)
@@ -39,6 +42,18 @@ class AddressProbe:
 
         return build_attn_metadata
 
+    def count_replays(self, manager: Any) -> None:
+        """Count FULL replays: a window that its graphs refresh by themselves needs no build before them."""
+        replay = getattr(manager, "run_fullgraph", None)
+        if replay is None:
+            return
+
+        def run_fullgraph(*args: Any, **kwargs: Any) -> Any:
+            self._replays += 1
+            return replay(*args, **kwargs)
+
+        manager.run_fullgraph = run_fullgraph
+
     def report(self, speculator: Any) -> dict[str, Any]:
         """Counts, and whether every build of the run read the addresses of the window's twins."""
         run, start = self._builds["run"], self._builds["start"]
@@ -47,13 +62,39 @@ class AddressProbe:
         return {
             "builds": run.total(),
             "builds_at_start": start.total(),
+            "replays": self._replays,
             "distinct_pairs": len(run),
             "builds_on_twins": None if twins is None else run[twins],
+            "captured_on_twins": None if twins is None else start[twins],
             "seen_at_capture": all(pair in start for pair in run) if start else None,
         }
 
 
-class SyncGuard:
+_BUILDS = ("_build_draft_attn_metadata", "_build_attn_metadata")
+
+
+class _Shadows:
+    """Methods that are replaced on instances for a while."""
+
+    def __init__(self) -> None:
+        self._shadowed: list[tuple[Any, str]] = []
+
+    def shadow(self, owner: Any, name: str) -> None:
+        """Replace the method ``name`` on the instance ``owner``, if it has one."""
+        if owner is not None and hasattr(owner, name):
+            setattr(owner, name, self._wrap(name, getattr(owner, name)))
+            self._shadowed.append((owner, name))
+
+    def remove(self) -> None:
+        for owner, name in self._shadowed:
+            delattr(owner, name)
+        self._shadowed.clear()
+
+    def _wrap(self, name: str, method: Any) -> Any:
+        raise NotImplementedError
+
+
+class SyncGuard(_Shadows):
     """Runs chosen methods with CUDA's synchronization check set to "error"; a violation is recorded, not raised.
 
     The check knows what torch does (copies to the host, ``.item()``, pageable blocking copies), which is what the
@@ -61,14 +102,30 @@ class SyncGuard:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.calls: Counter[str] = Counter()
         self.violations: list[str] = []
-        self._guarded: list[tuple[Any, str]] = []
 
-    def guard(self, owner: Any, name: str) -> None:
-        """Shadow the method ``name`` on the instance ``owner``."""
-        method = getattr(owner, name)
+    def watch(self, speculator: Any) -> None:
+        """Guard the draft's metadata builds and the window's refresh."""
+        for name in _BUILDS:
+            self.shadow(speculator, name)
+        self.shadow(getattr(speculator, "windowed_inputs", None), "refresh")
 
+    def finish(self, speculator: Any) -> dict[str, Any]:
+        """Stop guarding and report; a refresh that graphs have taken in is launched once from here."""
+        inputs = getattr(speculator, "windowed_inputs", None)
+        if inputs is not None and not self.calls["refresh"]:
+            inputs.refresh(num_reqs=1, num_rows=1, queries=getattr(speculator, "num_query_per_req", 1))
+        self.remove()
+        return {
+            "calls": dict(self.calls),
+            "violations": sorted(set(self.violations)),
+            "violating_calls": len(self.violations),
+            "detector_works": detects_synchronization(),
+        }
+
+    def _wrap(self, name: str, method: Any) -> Any:
         def guarded(*args: Any, **kwargs: Any) -> Any:
             self.calls[name] += 1
             previous = torch.cuda.get_sync_debug_mode()
@@ -84,21 +141,42 @@ class SyncGuard:
             finally:
                 torch.cuda.set_sync_debug_mode(previous)
 
-        setattr(owner, name, guarded)
-        self._guarded.append((owner, name))
+        return guarded
 
-    def remove(self) -> None:
-        for owner, name in self._guarded:
-            delattr(owner, name)
-        self._guarded.clear()
 
-    def report(self) -> dict[str, Any]:
+class HostTimer(_Shadows):
+    """Host time spent in chosen methods; one contains another where they call each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: dict[str, list[float]] = {}
+
+    def watch(self, speculator: Any) -> None:
+        """Time a proposal, its metadata build, the window's refresh in it, and the draft's forward or replay."""
+        for name in ("propose", *_BUILDS, "_generate_draft"):
+            self.shadow(speculator, name)
+        self.shadow(getattr(speculator, "windowed_inputs", None), "refresh")
+        self.shadow(getattr(speculator, "query_cudagraph_manager", None), "run_fullgraph")
+
+    def report(self, steps: int) -> dict[str, dict[str, float]]:
+        """Per method the median microseconds of a call, and calls per step."""
         return {
-            "calls": dict(self.calls),
-            "violations": sorted(set(self.violations)),
-            "violating_calls": len(self.violations),
-            "detector_works": detects_synchronization(),
+            name: {"median_us": statistics.median(seconds) * 1e6, "calls_per_step": len(seconds) / steps}
+            for name, seconds in self.seconds.items()
+            if seconds
         }
+
+    def _wrap(self, name: str, method: Any) -> Any:
+        seconds = self.seconds.setdefault(name, [])
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                seconds.append(time.perf_counter() - begin)
+
+        return timed
 
 
 def detects_synchronization() -> bool:

@@ -71,10 +71,16 @@ def _print_checks(console: Console, result: dict[str, Any]) -> None:
     addresses, engine, sync = result["addresses"], result["engine"], result["sync"]
     line = (
         f"round {result['round']} {result['config']}: {engine['speculator']}, {engine['kv_cache_groups']}, "
-        f"{addresses['builds']} draft builds, {addresses['distinct_pairs']} address pair(s)"
+        f"{addresses['builds']} draft builds, {addresses['replays']} replays, "
+        f"{addresses['distinct_pairs']} address pair(s)"
     )
     if sync is not None:
         line += f", guarded calls {sync['calls']}, synchronizing {sync['violating_calls']}"
+    if result.get("host_us"):
+        line += ", host us per call (calls per step): " + ", ".join(
+            f"{name} {figures['median_us']:.0f} ({figures['calls_per_step']:.1f})"
+            for name, figures in result["host_us"]["methods"].items()
+        )
     console.print(line, markup=False, highlight=False)
 
 
@@ -90,6 +96,7 @@ def plot(
     single = [e for e in entries if len(e["contexts"]) == 1]
     if not single:
         raise ValueError("--plot shows workloads of one request, and there is none")
+    single.sort(key=lambda e: e["contexts"][0])
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
     labels = {
         "off": "no window",
@@ -126,6 +133,6 @@ def plot(
 
 
 def _short(tokens: int) -> str:
-    if tokens % 1024 == 0:
-        return f"{tokens // 1024}Ki"
-    return f"{tokens / 1000:.0f}k" if tokens >= 1000 else str(tokens)
+    if tokens >= 1_000_000:
+        return f"{tokens / 1e6:.2g}M"
+    return f"{tokens // 1000}k" if tokens >= 1000 else str(tokens)

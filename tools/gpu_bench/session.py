@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from .models import write_draft, write_native, write_target
 from .spec import EngineRun, PairSizes
@@ -19,6 +19,12 @@ from .spec import EngineRun, PairSizes
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIGS = ("off", "on", "native", "tiny")
 _LOG_TAIL = 25
+
+
+class Writable(Protocol):
+    """What a child is started with."""
+
+    def write(self, path: Path) -> None: ...
 
 
 class ChildFailed(RuntimeError):
@@ -112,11 +118,19 @@ def _run_child(plan: Plan, number: int, config: str) -> dict[str, Any]:
         window=window,
         sync_check=plan.template.sync_check and config in ("off", "on") and number == 1,
     )
-    stem = plan.work / f"{number}-{config}"
-    spec, result, log = (stem.with_suffix(suffix) for suffix in (".spec.json", ".json", ".log"))
+    return run_child("tools.gpu_bench.child", run, plan.work / f"{number}-{config}", timeout_s=plan.timeout_s)
+
+
+def run_child(module: str, run: Writable, stem: Path, *, timeout_s: float) -> dict[str, Any]:
+    """Run one engine process on a spec; its spec, result and log lie at ``stem`` with a suffix each.
+
+    Raises:
+        ChildFailed: it ended without a result; says how, with the end of its log.
+    """
+    spec, result, log = (stem.parent / f"{stem.name}{suffix}" for suffix in (".spec.json", ".json", ".log"))
     result.unlink(missing_ok=True)
     run.write(spec)
-    command = [sys.executable, "-m", "tools.gpu_bench.child", str(spec), str(result)]
+    command = [sys.executable, "-m", module, str(spec), str(result)]
     with log.open("w") as stream:
         try:
             code = subprocess.run(
@@ -125,10 +139,10 @@ def _run_child(plan: Plan, number: int, config: str) -> dict[str, Any]:
                 env=os.environ | {"PYTHONUNBUFFERED": "1"},
                 stdout=stream,
                 stderr=subprocess.STDOUT,
-                timeout=plan.timeout_s,
+                timeout=timeout_s,
             ).returncode
         except subprocess.TimeoutExpired:
-            raise ChildFailed(f"no result within {plan.timeout_s:.0f} s, see {log}") from None
+            raise ChildFailed(f"no result within {timeout_s:.0f} s, see {log}") from None
     if code != 0 or not result.exists():
         tail = "\n  ".join(log.read_text(errors="replace").splitlines()[-_LOG_TAIL:])
         raise ChildFailed(f"exit status {code}, log {log} ends with\n  {tail}")

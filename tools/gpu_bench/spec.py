@@ -64,6 +64,8 @@ class EngineRun:
         config: name of the configuration (``off``, ``on``, ``tiny``, ``native``).
         window: ``draft_window_size``, or ``None`` to leave the option away.
         prefill: ``real``, or ``fast`` (the target skips attention in prefill chunks, see ``probes``).
+        cpus: cores that the process is pinned to; empty leaves it where it is.
+        host_profile: after the workloads, time what the window is part of on the host.
         engine_args: further keyword arguments of ``vllm.LLM``; they win.
     """
 
@@ -86,6 +88,8 @@ class EngineRun:
     vocab: int = 1024
     seed: int = 0
     sync_check: bool = False
+    cpus: tuple[int, ...] = ()
+    host_profile: bool = False
     engine_args: dict[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
@@ -95,6 +99,7 @@ class EngineRun:
     def read(cls, path: Path) -> EngineRun:
         values = json.loads(path.read_text())
         values["workloads"] = tuple(Workload(w["name"], tuple(w["contexts"])) for w in values["workloads"])
+        values["cpus"] = tuple(values["cpus"])
         return cls(**values)
 
     def max_tokens(self, workload: Workload) -> int:

@@ -94,10 +94,7 @@ def failed_checks(results: Results, entries: Sequence[dict[str, Any]]) -> list[s
             failures.append(f"{where}: the window is {'not ' if windowed else ''}in force")
         # Without graphs, builds from which nothing is cut read the originals.
         if windowed and "FULL" in engine["cudagraph_mode"]:
-            if addresses["distinct_pairs"] != 1 or addresses["builds_on_twins"] != addresses["builds"]:
-                failures.append(f"{where}: {addresses['distinct_pairs']} address pairs, {addresses}")
-            if addresses["seen_at_capture"] is False:
-                failures.append(f"{where}: graphs were captured on other addresses")
+            failures += [f"{where}: {line}" for line in address_failures(addresses)]
         if sync is not None and windowed:
             if not sync["detector_works"]:
                 failures.append(f"{where}: CUDA's synchronization check does not detect anything")
@@ -110,3 +107,15 @@ def failed_checks(results: Results, entries: Sequence[dict[str, Any]]) -> list[s
             if compared is not None and not compared["equal"]:
                 failures.append(f"{entry['workload']}: tokens differ off and {config}: {compared['differences'][:3]}")
     return failures
+
+
+def address_failures(addresses: dict[str, Any]) -> list[str]:
+    """What is wrong with the addresses that a windowed engine with FULL graphs read its lengths and tables from."""
+    lines = []
+    if addresses["distinct_pairs"] > 1 or addresses["builds_on_twins"] != addresses["builds"]:
+        lines.append(f"{addresses['distinct_pairs']} address pairs, {addresses}")
+    if addresses["seen_at_capture"] is False or not addresses["captured_on_twins"]:
+        lines.append(f"graphs were captured on other addresses: {addresses}")
+    if not addresses["builds"] and not addresses["replays"]:
+        lines.append("the draft neither built metadata nor replayed a graph")
+    return lines
