@@ -8,6 +8,7 @@ import inspect
 
 import pytest
 import torch
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from tools.demo_pair import DRAFT_FOLDERS
 from tools.demo_pair.dspark import DSparkConfig, DSparkDraft
@@ -46,7 +47,7 @@ def proposals(engine, prompts):
 
     def wrapper(*args, **kwargs):
         drafts = propose(*args, **kwargs)
-        inputs = inspect.signature(propose).bind(*args, **kwargs).arguments
+        inputs = inspect.signature(BaseSpeculator.propose).bind(speculator, *args, **kwargs).arguments
         batch = inputs["input_batch"]
         for row, request in enumerate(batch.req_ids):
             if inputs["num_sampled"][row] > 0:
