@@ -30,7 +30,8 @@ start is rounded down to a 16-token cache block.
 {tables}
 
 ## Use
-A token is a byte; {bos} begins and ends a document, {mask} is the DSpark draft's mask. There is no tokenizer.
+A token is a byte; {bos} begins and ends a document, {mask} is the DSpark draft's mask. The tokenizer adds nothing to a
+text. `bash tools/serve_demo.sh` serves the pair; on token ids and in one process:
 
 ```python
 from vllm import LLM, SamplingParams, TokensPrompt

@@ -15,6 +15,7 @@ from .dspark import DSparkConfig, DSparkDraft
 from .eagle3 import Eagle3Config, Eagle3Draft
 from .layers import ModelConfig
 from .modeling import BOS_TOKEN_ID, MASK_TOKEN_ID, Draft, DraftConfig, Target
+from .tokenizer import save_tokenizer
 
 
 def round_to_bfloat16(model: nn.Module) -> None:
@@ -31,6 +32,7 @@ def save_target(target: Target, folder: Path) -> int:
         folder / "generation_config.json",
         {"bos_token_id": BOS_TOKEN_ID, "eos_token_id": BOS_TOKEN_ID, "do_sample": False},
     )
+    save_tokenizer(folder)
     return _save(target, folder, config)
 
 
