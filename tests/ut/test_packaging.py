@@ -38,6 +38,99 @@ def test_no_init_file_in_a_folder_that_upstream_owns(wheel):
     assert [name for name in names if not name.startswith(OURS)] == ["vllm_ascend/spec_decode/sliding_window.py"]
 
 
+# Where the entry point finds its package, or does not; each says what a user sees in the log.
+
+REGISTER = """
+import sys
+sys.path.append({entry_point!r})  # as any site-packages, behind the checkout
+import vllm_draft_window
+vllm_draft_window.register()
+speculators = sys.modules.get("vllm.v1.worker.gpu.spec_decode.speculator")  # slow to import, and only to be hooked
+print("hooked", speculators is not None and speculators.DraftModelSpeculator.__new__ is not object.__new__)
+"""
+
+
+def register_beside(folder: Path) -> tuple[bool, list[str]]:
+    """Whether the plugin hooked vLLM where ``vllm_ascend`` is found in ``folder``, and what it logged of the window."""
+    pytest.importorskip("vllm")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "TRITON_"))}
+    environment |= {"PYTHONPATH": str(folder), "VLLM_PLUGINS": "", "HF_HUB_OFFLINE": "1"}
+    code = REGISTER.format(entry_point=str(REPOSITORY))
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, cwd=folder
+    )
+    lines = (result.stdout + result.stderr).splitlines()
+    return "hooked True" in lines, [line for line in lines if "Draft window" in line]
+
+
+def lay_out_upstream(folder: Path) -> Path:
+    """The package folders of an installed vLLM-Ascend, each a regular package."""
+    package = folder / "vllm_ascend"
+    for name in ("", "spec_decode", "worker", "worker/v2", "worker/v2/spec_decode"):
+        (package / name).mkdir(exist_ok=True)
+        (package / name / "__init__.py").touch()
+    return package
+
+
+def test_the_wheel_in_the_folders_of_an_installed_vllm_ascend_takes_effect(wheel, tmp_path):
+    lay_out_upstream(tmp_path)
+    wheel.extractall(tmp_path)
+    assert register_beside(tmp_path) == (True, [])
+
+
+def test_a_source_checkout_elsewhere_gets_one_line_that_names_the_tool(tmp_path):
+    package = lay_out_upstream(tmp_path)
+    hooked, lines = register_beside(tmp_path)
+    assert not hooked and len(lines) == 1
+    assert f"Draft window off: {package} has no vllm_ascend.worker.v2.spec_decode.draft_window" in lines[0]
+    assert "python tools/upstream_pr.py --checkout" in lines[0]
+
+
+def test_a_vllm_ascend_without_model_runner_v2_gets_the_line_too(tmp_path):
+    package = lay_out_upstream(tmp_path)
+    for path in sorted((package / "worker").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    (package / "worker" / "__init__.py").touch()
+    hooked, lines = register_beside(tmp_path)
+    assert not hooked and len(lines) == 1 and "has no vllm_ascend.worker.v2," in lines[0]
+
+
+def test_a_vllm_ascend_with_the_window_merged_needs_no_hooks(wheel, tmp_path):
+    lay_out_upstream(tmp_path)
+    wheel.extractall(tmp_path)
+    (tmp_path / OURS / "plugin.py").unlink()
+    assert register_beside(tmp_path) == (False, [])
+
+
+def test_an_unsupported_vllm_gets_one_line(monkeypatch, caplog):
+    vllm = pytest.importorskip("vllm")
+    import vllm_draft_window
+
+    monkeypatch.setattr(vllm, "__version__", "0.25.1")
+    monkeypatch.setattr(vllm_draft_window, "import_module", lambda name: pytest.fail("nothing is to be hooked"))
+    monkeypatch.setattr("vllm.logger.logger.propagate", True)
+    vllm_draft_window.register()
+    assert [r.getMessage() for r in caplog.records] == [
+        "Draft window off: vLLM 0.25.1 is not supported, 0.26 or later is needed; upgrade vLLM."
+    ]
+
+
+@pytest.mark.skipif(
+    "VLLM_ASCEND_SRC" not in os.environ,
+    reason="set VLLM_ASCEND_SRC to a vLLM-Ascend checkout to install the wheel into",
+)
+def test_the_wheel_in_the_folders_of_the_real_vllm_ascend(wheel, tmp_path):
+    """Laid out as an installation: the checkout's package, the wheel's files merged in."""
+    upstream = Path(os.environ["VLLM_ASCEND_SRC"])
+    for path in (upstream / "vllm_ascend").rglob("*.py"):
+        link = tmp_path / path.relative_to(upstream)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)
+    assert register_beside(tmp_path)[0] is False
+    wheel.extractall(tmp_path)
+    assert register_beside(tmp_path) == (True, [])
+
+
 def test_entry_point(wheel):
     (name,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
     assert wheel.read(name).decode().split() == [

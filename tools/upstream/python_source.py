@@ -40,7 +40,8 @@ class Source:
                 self.module = self.module.with_changes(body=[x for x in self.module.body if x is not line])
                 return
             last = kept[-1].with_changes(comma=statement.names[-1].comma)
-            self._replace(statement, statement.with_changes(names=[*kept[:-1], last]))
+            shorter = statement.with_changes(names=[*kept[:-1], last])
+            self._replace(line, line.with_changes(body=[shorter]))
             return
         raise MissingAnchor(self.path, f"an import of {name}")
 
@@ -137,9 +138,7 @@ class Source:
         raise MissingAnchor(self.path, f"in {class_name}.{method}, {what}")
 
     def _replace(self, old: cst.CSTNode, new: cst.CSTNode) -> None:
-        module = self.module.deep_replace(old, new)
-        assert isinstance(module, cst.Module)
-        self.module = module
+        self._replace_statements((old, [new]))
 
     def _replace_statements(self, *replacements: tuple[cst.CSTNode, Sequence[cst.CSTNode]]) -> None:
         module = self.module.visit(_Flatten(replacements))
@@ -153,6 +152,10 @@ class _Flatten(cst.CSTTransformer):
     def __init__(self, replacements: Sequence[tuple[cst.CSTNode, Sequence[cst.CSTNode]]]) -> None:
         super().__init__()
         self._replacements = replacements
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        # Nothing that is replaced lies deeper, and expressions are most of a file.
+        return isinstance(node, cst.Module | cst.ClassDef | cst.FunctionDef | cst.IndentedBlock)
 
     def on_leave(self, original_node, updated_node):  # type: ignore[no-untyped-def]
         for old, new in self._replacements:
