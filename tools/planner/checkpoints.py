@@ -41,6 +41,12 @@ class Checkpoint:
         for key in ("num_hidden_layers", "num_attention_heads", "hidden_size"):
             if not isinstance(getattr(config, key, None), int):
                 raise ValueError(f"{path / 'config.json'} has no integer {key!r}: it is not the config of a decoder")
+        if getattr(config, "use_sliding_window", False) and not getattr(config, "layer_types", None):
+            # Qwen's first layers never slide, which transformers fills in when it loads the config.
+            full = getattr(config, "max_window_layers", 28)
+            config.layer_types = [
+                "full_attention" if layer < full else "sliding_attention" for layer in range(config.num_hidden_layers)
+            ]
         windows = [window for window in _layer_windows(config) if window != "none"]
         return cls(
             path=path,

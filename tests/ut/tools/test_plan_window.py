@@ -36,6 +36,8 @@ def edited(folder: Path, name: str, **changes) -> Path:
     return path
 
 
+SLIDING = {"use_sliding_window": True, "sliding_window": 1024, "max_window_layers": 0}
+
 # window, sink, gate, block sizes, max_model_len
 SHAPES = [
     (512, 0, 0, (16,), 8192),
@@ -227,7 +229,12 @@ def test_nested_config(tmp_path):
             4080,
             "original_max_position_embeddings",
         ),
-        ({"use_sliding_window": True, "sliding_window": 1024}, (), None, "sliding window of its own"),
+        (
+            SLIDING,
+            (),
+            None,
+            "sliding window of its own",
+        ),
     ],
 )
 def test_suggestion(changes, arguments, window, words, tmp_path):
@@ -242,7 +249,11 @@ def test_suggestion(changes, arguments, window, words, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "arguments", "words"),
     [
-        ({"use_sliding_window": True, "sliding_window": 1024}, ("-w", 512), "own sliding window of 1024"),
+        (
+            SLIDING,
+            ("-w", 512),
+            "own sliding window of 1024",
+        ),
         ({"max_position_embeddings": 4096}, ("-w", 512), "max_position_embeddings=4096 is below max_model_len"),
         ({}, ("-w", 512, "--trained-length", 256), "above the draft's trained length of 256"),
         ({}, ("-w", 500), "takes [33] table columns, as 512 takes [33] and 496 [32]"),
