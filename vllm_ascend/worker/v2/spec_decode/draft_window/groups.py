@@ -74,6 +74,24 @@ def inspect_draft_layers(groups: Iterable[Any]) -> int | WindowOff:
     return widest
 
 
+def let_builds_only_refer(attn_groups: Iterable[Iterable[Any]]) -> bool:
+    """Make the draft's builders merely refer to lengths and tables, so that these may be filled after the build.
+
+    Only FlashAttention's builder is known to: all that it computes from lengths is version 3's ahead-of-time schedule,
+    which spreads long contexts over the device. A windowed draft has none; vLLM drops the schedule too for a draft with
+    a sliding window of its own.
+
+    Returns:
+        False, and nothing is changed, where some builder does more.
+    """
+    builders = [group.get_metadata_builder() for groups in attn_groups for group in groups]
+    if any(type(b).__name__ != "FlashAttentionMetadataBuilder" or not hasattr(b, "aot_schedule") for b in builders):
+        return False
+    for builder in builders:
+        builder.aot_schedule = False
+    return True
+
+
 def _specs(spec: Any) -> Iterator[Any]:
     """A group of layers of one type but different sizes carries one spec per layer."""
     yield from (spec.kv_cache_specs.values() if hasattr(spec, "kv_cache_specs") else (spec,))

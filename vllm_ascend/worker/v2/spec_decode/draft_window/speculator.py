@@ -24,7 +24,7 @@ from vllm.triton_utils import HAS_TRITON
 from .config import DraftWindow, WindowOff, max_rejected
 from .counters import DraftWindowCounters
 from .geometry import WindowGeometry
-from .groups import inspect_draft_groups
+from .groups import inspect_draft_groups, let_builds_only_refer
 from .inputs import WindowedInputs
 from .startup import decide, report_in_force, report_off
 
@@ -202,7 +202,7 @@ class DraftWindowMixin:
             return nullcontext(), upper_bound
         queries, lookahead = self._forward_shape(step, query_start_loc)
         uniform = queries if isinstance(queries, int) else None
-        inputs.refresh(num_reqs=num_reqs, num_rows=num_rows, queries=uniform, lookahead=lookahead)
+        self._refresh(num_reqs, num_rows, uniform, lookahead)
         if crops and upper_bound is not None:
             # [num_reqs]
             full = upper_bound[:num_reqs].numpy() + self._tokens_ahead(step)
@@ -216,6 +216,11 @@ class DraftWindowMixin:
         longest = inputs.geometry.longest(queries if isinstance(queries, int) else int(queries.max()), lookahead)
         max_seq_len = min(self.draft_max_seq_len, longest)
         return inputs.in_place_of_originals((self, "draft_max_seq_len", max_seq_len)), upper_bound
+
+    def _refresh(self, num_reqs: int, num_rows: int, queries: int | None, lookahead: int) -> None:
+        """Write the twins that a build is about to refer to."""
+        if self.windowed_inputs is not None:
+            self.windowed_inputs.refresh(num_reqs=num_reqs, num_rows=num_rows, queries=queries, lookahead=lookahead)
 
     def _refresh_in_graph(self, num_reqs: int, *, queries: int, lookahead: int = 0) -> None:
         """Recorded into a FULL graph. Rows without a request have length 0 there."""
@@ -236,14 +241,47 @@ class ParallelDraftWindow(DraftWindowMixin):
     num_query_per_req: int
     query_cudagraph_manager: Any
 
+    # Whether the twins are written at the head of the forward instead of before its build: a FULL graph then records
+    # the launch, and the host has nothing to do for it.
+    _refreshes_in_forward = False
+    _capturing = False
+    # Requests and rows of a build whose twins its forward has yet to write.
+    _pending_rows: tuple[int, int] | None = None
+
+    def set_attn(self, *args: Any, **kwargs: Any) -> None:
+        super().set_attn(*args, **kwargs)
+        # From 0.32 on upstream's own seam records it.
+        if self.windowed_inputs is not None and not hasattr(self, "supports_decode_metadata_update"):
+            self._refreshes_in_forward = let_builds_only_refer(self.attn_groups)
+
     def capture(self) -> None:
         """Capture on the twins, so that every replay reads their addresses, planned for the window's length."""
         if self.windowed_inputs is None:
             return super().capture()  # type: ignore[misc]
         self._graphs_read_twins = self.query_cudagraph_manager.needs_capture()
         planned_len = min(self.max_model_len, self.windowed_inputs.geometry.max_length)
-        with self.windowed_inputs.in_place_of_originals((self, "max_model_len", planned_len)):
+        with self.windowed_inputs.in_place_of_originals(
+            (self, "max_model_len", planned_len), (self, "_capturing", True)
+        ):
             return super().capture()  # type: ignore[misc]
+
+    def _generate_draft(
+        self, num_reqs: int, num_tokens: int, attn_metadata: dict[str, Any] | None, *args: Any, **kwargs: Any
+    ) -> None:
+        """The draft's forward, as it runs and as a FULL graph records it."""
+        if self._refreshes_in_forward and attn_metadata is not None:
+            # Padding rows have length 0 in a graph.
+            rows = (num_reqs, num_reqs) if self._capturing else self._pending_rows
+            self._pending_rows = None
+            if rows is not None:
+                super()._refresh(*rows, self.num_query_per_req, 0)
+        super()._generate_draft(num_reqs, num_tokens, attn_metadata, *args, **kwargs)  # type: ignore[misc]
+
+    def _refresh(self, num_reqs: int, num_rows: int, queries: int | None, lookahead: int) -> None:
+        if self._refreshes_in_forward:
+            self._pending_rows = (num_reqs, num_rows)
+        else:
+            super()._refresh(num_reqs, num_rows, queries, lookahead)
 
     def _update_draft_decode_metadata(self, attn_metadata: dict[str, Any], num_reqs: int) -> None:
         """vLLM 0.32: recorded into the FULL graph."""
