@@ -29,9 +29,7 @@ class HostLengths:
 
     def set_attn(self, *args: Any, **kwargs: Any) -> None:
         super().set_attn(*args, **kwargs)  # type: ignore[misc]
-        self._planned_on_host = self.windowed_inputs is not None and any(
-            group.backend.get_name() in _PLANNED_ON_HOST for groups in self.attn_groups for group in groups
-        )
+        self._planned_on_host = self.windowed_inputs is not None and plans_on_host(self.attn_groups)
 
     def _build_draft_attn_metadata(self, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
         build = super()._build_draft_attn_metadata  # type: ignore[misc]
@@ -39,6 +37,11 @@ class HostLengths:
             return build(*args, **kwargs)
         with swapped((upstream, "build_attn_metadata", _with_host_lengths(upstream.build_attn_metadata))):
             return build(*args, **kwargs)
+
+
+def plans_on_host(attn_groups: list[list[Any]]) -> bool:
+    """Whether a draft layer's metadata builder reads lengths on the host."""
+    return any(group.backend.get_name() in _PLANNED_ON_HOST for groups in attn_groups for group in groups)
 
 
 def _with_host_lengths(build_attn_metadata: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
