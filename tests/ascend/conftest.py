@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a process that :mod:`tests.ascend.test_vllm_ascend` started run on the checkout, before any test imports it."""
+
+import os
+
+CHECKOUT = os.environ.get("VLLM_ASCEND_SRC")
+
+if CHECKOUT is not None and "VLLM_ASCEND_MOCKED" in os.environ:
+    from tests.ascend import npu
+
+    npu.activate(CHECKOUT)
