@@ -9,38 +9,34 @@ import libcst.matchers as m
 
 from .checkout import Tree
 from .errors import MissingAnchor
-from .package import PACKAGE, REPOSITORY, SHIM, TEMPLATES, write_unit_tests
+from .package import PACKAGE, SHIM, TEMPLATES, write_unit_tests
 from .python_source import Source
 
 MODULE = PACKAGE.replace("/", ".")
 
 
+Mixin = tuple[str, str]
+"""Module of the package and class."""
+
+
 @dataclass(frozen=True)
 class Integration:
-    """One speculator of Model Runner V2 and the mixin that becomes its first base class."""
+    """One speculator of Model Runner V2 and the mixins that become its first base classes."""
 
     path: str
     speculator: str
-    module: str
-    mixin: str
+    mixins: tuple[Mixin, ...]
 
 
 _V2 = "vllm_ascend/worker/v2/spec_decode"
-_ALL_INTEGRATIONS = (
-    Integration(f"{_V2}/dspark/speculator.py", "AscendDSparkSpeculator", "speculator", "ParallelDraftWindow"),
-    Integration(f"{_V2}/dflash/speculator.py", "AscendDFlashSpeculator", "speculator", "ParallelDraftWindow"),
-    Integration(f"{_V2}/eagle/speculator.py", "AscendEagleSpeculator", "autoregressive", "TargetDependentDraftWindow"),
-    Integration(f"{_V2}/mtp/speculator.py", "AscendMTPSpeculator", "autoregressive", "TargetDependentDraftWindow"),
+_PARALLEL = (("ascend", "HostLengths"), ("speculator", "ParallelDraftWindow"))
+_AUTOREGRESSIVE = (("ascend", "HostLengths"), ("autoregressive", "TargetDependentDraftWindow"))
+INTEGRATIONS = (
+    Integration(f"{_V2}/dspark/speculator.py", "AscendDSparkSpeculator", _PARALLEL),
+    Integration(f"{_V2}/dflash/speculator.py", "AscendDFlashSpeculator", _PARALLEL),
+    Integration(f"{_V2}/eagle/speculator.py", "AscendEagleSpeculator", _AUTOREGRESSIVE),
+    Integration(f"{_V2}/mtp/speculator.py", "AscendMTPSpeculator", _AUTOREGRESSIVE),
 )
-
-
-def _is_there(item: Integration) -> bool:
-    path = REPOSITORY / PACKAGE / f"{item.module}.py"
-    return path.exists() and f"class {item.mixin}" in path.read_text()
-
-
-# What the package of today can window.
-INTEGRATIONS = tuple(item for item in _ALL_INTEGRATIONS if _is_there(item))
 
 _WORKER = "vllm_ascend/worker/worker.py"
 _UTILS = "vllm_ascend/spec_decode/utils.py"
@@ -84,8 +80,9 @@ def _assignment(name: str) -> m.BaseMatcherNode:
 def integrate_speculators(tree: Tree) -> None:
     for item in INTEGRATIONS:
         source = Source(item.path, tree.read(item.path))
-        source.add_import(f"from {MODULE}.{item.module} import {item.mixin}")
-        source.prepend_base(item.speculator, item.mixin)
+        for module, mixin in reversed(item.mixins):
+            source.add_import(f"from {MODULE}.{module} import {mixin}")
+            source.prepend_base(item.speculator, mixin)
         tree.write(item.path, source.text)
 
 
@@ -154,7 +151,10 @@ def _add_fields(source: Source, node: cst.ClassDef) -> None:
 
 
 def write_tests(tree: Tree) -> None:
-    cases = (f'    ("{_dotted(item.path)}", "{item.speculator}", "{item.mixin}"),' for item in INTEGRATIONS)
+    cases = []
+    for item in INTEGRATIONS:
+        mixins = ", ".join(f'"{mixin}"' for _, mixin in item.mixins)
+        cases.append(f'    ("{item.path.split("/")[-2]}", "{item.speculator}", [{mixins}]),')
     write_unit_tests(tree, "\n".join(cases))
 
 

@@ -11,10 +11,12 @@ from .steps import Commit
 
 def write_pull_request_text(path: Path, commits: list[Commit]) -> None:
     rows = [f"| {commit.subject} | {len(commit.edits)} |" for commit in commits]
-    speculators = [f"| `{item.speculator}` | `{item.mixin}` |" for item in INTEGRATIONS]
+    speculators = [
+        f"| `{item.speculator}` | {', '.join(f'`{mixin}`' for _, mixin in item.mixins)} |" for item in INTEGRATIONS
+    ]
     values = {
         "@COMMITS@": "\n".join(["| commit | files |", "|---|---|", *rows]),
-        "@SPECULATORS@": "\n".join(["| speculator | first base class |", "|---|---|", *speculators]),
+        "@SPECULATORS@": "\n".join(["| speculator | first base classes |", "|---|---|", *speculators]),
         "@ACCEPTANCE@": first_table(REPOSITORY / "README.md", "tokens equal"),
         "@STEP_COST@": first_table(REPOSITORY / "docs" / "performance.md", "off / window"),
         "@DEFECTS@": first_table(REPOSITORY / "docs" / "differences_from_mrv1.md", "vLLM-Ascend's adapter"),

@@ -58,7 +58,7 @@ class Source:
 
     def prepend_base(self, class_name: str, base: str) -> None:
         node = self.find_class(class_name)
-        if node.bases and m.matches(node.bases[0].value, m.Name(base)):
+        if any(m.matches(other.value, m.Name(base)) for other in node.bases):
             return
         self._replace(node, node.with_changes(bases=[cst.Arg(cst.Name(base)), *node.bases]))
 

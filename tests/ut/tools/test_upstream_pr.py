@@ -321,7 +321,8 @@ def test_writes_signed_off_commits_that_lint_with_upstreams_configuration(clone)
     text = (clone / ".git" / "PULL_REQUEST.md").read_text()
     assert "### How was this patch tested?" in text and "**not run**" in text and not re.search(r"@[A-Z_]+@", text)
     for item in INTEGRATIONS:
-        assert f"class {item.speculator}({item.mixin}, " in (clone / item.path).read_text()
+        bases = ", ".join(mixin for _, mixin in item.mixins)
+        assert f"class {item.speculator}({bases}, " in (clone / item.path).read_text()
 
 
 @needs_checkout
