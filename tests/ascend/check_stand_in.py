@@ -131,6 +131,7 @@ VIOLATIONS = {
     "causal without a mask": (dict(atten_mask=None), "sparse_mode 3 with mask False"),
     "no mask mode with a mask": (dict(sparse_mode=0), "sparse_mode 0 with mask True"),
     "another mode": (dict(sparse_mode=1), "sparse_mode 1 is not known"),
+    "another block size": (dict(block_size=8), "block_size 8 of a cache with blocks of 4"),
     "another layout": (dict(input_layout="BNSD"), "layout BNSD"),
 }
 

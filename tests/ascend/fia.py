@@ -191,6 +191,12 @@ def _answer(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **call:
     return output
 
 
+def _check_layout(key: torch.Tensor, layout: str, block_table: torch.Tensor | None, block_size: int) -> None:
+    _require(layout == "TND", f"layout {layout}")
+    if block_table is not None:
+        _require(block_size == key.shape[1], f"block_size {block_size} of a cache with blocks of {key.shape[1]}")
+
+
 def _score(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -211,7 +217,7 @@ def _score(
     workspace: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The first version: lengths are host lists."""
-    _require(input_layout == "TND", f"layout {input_layout}")
+    _check_layout(key, input_layout, block_table, block_size)
     for lengths in (actual_seq_lengths, actual_seq_lengths_kv):
         _require(isinstance(lengths, list), f"lengths must be a host list, not {type(lengths).__name__}")
     return _answer(
@@ -253,7 +259,7 @@ def _score_v2(
     workspace: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The second version: other names, learnable sinks, and lengths that may be tensors."""
-    _require(input_layout == "TND", f"layout {input_layout}")
+    _check_layout(key, input_layout, block_table, block_size)
     return _answer(
         query,
         key,

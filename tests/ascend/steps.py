@@ -66,7 +66,7 @@ class ScriptedSteps:
         buffers.seq_lens.zero_()
         buffers.seq_lens[:num_reqs] = torch.from_numpy(seq_lens)
         buffers.query_start_loc[:] = (torch.arange(len(buffers.query_start_loc)).clip(max=num_reqs) * queries).int()
-        buffers.positions[: positions.numel()] = positions.flatten()
+        buffers.positions[: positions.numel()] = positions.flatten().clip(max=speculator.max_model_len - 1)
         buffers.input_ids[: positions.numel()] = torch.from_numpy(self._rng.integers(0, 256, positions.numel())).int()
         for gid, table in enumerate(tables.input_block_tables):
             table.zero_()
