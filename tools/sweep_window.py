@@ -136,4 +136,6 @@ def _prompts_key(path: Path | None, contexts: list[int]) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    app()
