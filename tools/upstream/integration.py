@@ -57,10 +57,8 @@ if isinstance(draft_window, DraftWindow):
     mrv1.attach(self, draft_window, self.kernel_block_size)
     mrv1.report(self)
 """
-_FIELDS = """
-self.draft_window_size: int | None = None
-self.sliding_window: Any = None
-"""
+# On the class too: a proposer may be used before __init__ has come to them, and unit tests leave __init__ out.
+_FIELDS = ("draft_window_size: int | None = None", "sliding_window: Any = None")
 _KNOWING_GROUPS = """
 @mrv1.knowing_groups
 def initialize_attn_backend(self, *args: Any, **kwargs: Any) -> None:
@@ -112,8 +110,7 @@ def integrate_proposers(tree: Tree) -> None:
         m.If(body=m.MatchIfTrue(lambda body: bool(m.findall(body, adapter)))),
     ]
     source.replace_lines(_BASE, "load_model", loading, "the SlidingWindowAdapter of draft_window_size", _LOADED)
-    fields: list[m.BaseMatcherNode] = [_assignment("draft_window_size"), _assignment("sliding_window")]
-    source.replace_lines(_BASE, "__init__", fields, "draft_window_size and sliding_window set to None", _FIELDS)
+    source.add_class_attributes(_BASE, _FIELDS)
     source.drop_imported_name("SlidingWindowAdapter")
     source.add_method(_BASE, _KNOWING_GROUPS, before="build_draft_attn_metadata")
     source.decorate(_BASE, "build_draft_attn_metadata", "mrv1.building_per_group")

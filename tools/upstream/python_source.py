@@ -107,6 +107,14 @@ class Source:
                 return
         raise MissingAnchor(self.path, f"in {class_name}.{method}, {what}")
 
+    def add_class_attributes(self, class_name: str, lines: Sequence[str]) -> None:
+        """Put statements behind the class's docstring and attributes, in front of its first method."""
+        body = self.find_class(class_name).body.body
+        first_method = next((i for i, item in enumerate(body) if isinstance(item, cst.FunctionDef)), len(body))
+        if first_method == 0:
+            raise MissingAnchor(self.path, f"a docstring or an attribute at the top of {class_name}")
+        self.add_lines(body[first_method - 1], lines)
+
     def add_lines(self, after: cst.CSTNode, lines: Sequence[str]) -> None:
         """Put simple statements behind one that is in the module."""
         self._replace_statements((after, [after, *map(cst.parse_statement, lines)]))

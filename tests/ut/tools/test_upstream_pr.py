@@ -137,6 +137,7 @@ def test_decorator_method_and_statement():
         (lambda s: s.drop_imported_name("Gone"), "an import of Gone"),
         (lambda s: s.insert_after("Proposer", "load", m.Name("gone"), "the call", "x\n"), "in Proposer.load, the call"),
         (lambda s: s.replace_lines("Proposer", "load", [m.While()], "the loop", "x\n"), "in Proposer.load, the loop"),
+        (lambda s: s.add_class_attributes("Proposer", ["x = 1"]), "an attribute at the top of Proposer"),
         (lambda s: s.add_method("Proposer", "def load(self): pass", before="load"), "without a method load"),
     ],
 )
@@ -154,6 +155,12 @@ class Files(dict):
 
     def files_with(self, text, folder):
         return [path for path, content in self.items() if text in content and path.startswith(folder)]
+
+
+def test_attributes_stand_in_front_of_the_methods():
+    edited = source("class A:\n    x: int\n\n    def f(self):\n        pass\n")
+    edited.add_class_attributes("A", ["y: int = 0"])
+    assert edited.text == "class A:\n    x: int\n    y: int = 0\n\n    def f(self):\n        pass\n"
 
 
 def test_option_fields_where_a_model_declares_the_first_one():
