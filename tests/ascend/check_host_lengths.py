@@ -61,7 +61,7 @@ def planned_by(speculator, monkeypatch):
         group = AttentionGroup(backend, names, SPEC, 0)
         group.metadata_builders = [builder_class(SPEC, names, config, CPU)]
         monkeypatch.setattr(speculator, "attn_groups", [[group]])
-        monkeypatch.setattr(speculator, "_planned_on_host", ascend.plans_on_host([[group]]))
+        monkeypatch.setattr(speculator, "_planned_on_host", ascend.plans_on_host([[group]], parallel=True))
 
     return swap
 
@@ -129,7 +129,9 @@ def test_sfa_reads_the_same_on_both_sides(speculator, planned_by, padded):
 
 
 def test_gqa_needs_no_copy(speculator):
-    assert not ascend.plans_on_host(speculator.attn_groups)
+    assert speculator.vllm_config.speculative_config.parallel_drafting
+    assert not ascend.plans_on_host(speculator.attn_groups, parallel=True)
+    assert ascend.plans_on_host(speculator.attn_groups, parallel=False)
     assert speculator.attn_groups[0][0].backend is AscendAttentionBackend
     metadata = build(speculator, LENGTHS, 8)
     assert metadata.seq_lens_list == windowed(speculator, LENGTHS) + [0] * 5

@@ -3,8 +3,8 @@
 """What vLLM-Ascend's speculators need beyond vLLM's: real lengths on the host, for backends that plan there.
 
 Model Runner V2 gives no host lengths to a draft's metadata build. vLLM-Ascend then lets ``seq_lens_cpu`` say
-``max_seq_len`` for every request, which MLA hands to its operator as the length to read: past the request's own tokens,
-and with a cropped block table into the null block.
+``max_seq_len`` for every request, which its builders hand to the operator as the length to read: past the request's
+own tokens, and with a cropped block table into the null block.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,15 @@ from vllm.v1.worker.gpu.spec_decode import speculator as upstream
 
 from .inputs import WindowedInputs, swapped
 
-# Names of attention backends whose metadata builders read ``seq_lens_cpu``. GQA reads the device's lengths.
+# Names of attention backends whose metadata builders always read ``seq_lens_cpu``. GQA's reads the device's lengths for
+# parallel drafters, and the host's otherwise.
 _PLANNED_ON_HOST = frozenset({"ASCEND_MLA", "ASCEND_SFA"})
 
 
 class HostLengths:
     """Mixin in front of the draft window's own, for speculators of vLLM-Ascend."""
 
+    vllm_config: Any
     attn_groups: list[list[Any]]
     windowed_inputs: WindowedInputs | None
 
@@ -29,7 +31,8 @@ class HostLengths:
 
     def set_attn(self, *args: Any, **kwargs: Any) -> None:
         super().set_attn(*args, **kwargs)  # type: ignore[misc]
-        self._planned_on_host = self.windowed_inputs is not None and plans_on_host(self.attn_groups)
+        parallel = self.vllm_config.speculative_config.parallel_drafting
+        self._planned_on_host = self.windowed_inputs is not None and plans_on_host(self.attn_groups, parallel=parallel)
 
     def _build_draft_attn_metadata(self, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
         build = super()._build_draft_attn_metadata  # type: ignore[misc]
@@ -39,9 +42,11 @@ class HostLengths:
             return build(*args, **kwargs)
 
 
-def plans_on_host(attn_groups: list[list[Any]]) -> bool:
+def plans_on_host(attn_groups: list[list[Any]], *, parallel: bool) -> bool:
     """Whether a draft layer's metadata builder reads lengths on the host."""
-    return any(group.backend.get_name() in _PLANNED_ON_HOST for groups in attn_groups for group in groups)
+    return not parallel or any(
+        group.backend.get_name() in _PLANNED_ON_HOST for groups in attn_groups for group in groups
+    )
 
 
 def _with_host_lengths(build_attn_metadata: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
