@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs every ``check_*.py`` of this folder on a vLLM-Ascend checkout, in one process of its own.
 
-That process has ``torch_npu`` mocked and vLLM patched by vLLM-Ascend, so that no other test could run in it.
+That process has ``torch_npu`` mocked and vLLM patched by vLLM-Ascend, so that no other test could run in it. One file
+by itself, with ``VLLM_ASCEND_SRC`` set::
+
+    VLLM_ASCEND_MOCKED=1 VLLM_PLUGINS= python -m pytest -o python_files='check_*.py' tests/ascend/check_graphs.py
 """
 
 import os
@@ -35,7 +38,7 @@ def results(tmp_path_factory) -> dict[str, list[ElementTree.Element]]:
         env=os.environ | {"VLLM_ASCEND_MOCKED": "1", "VLLM_PLUGINS": ""},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=840,
     )  # fmt: skip
     assert report.exists(), run.stdout[-6000:] + run.stderr[-2000:]
     cases: dict[str, list[ElementTree.Element]] = {}
