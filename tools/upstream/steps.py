@@ -52,6 +52,12 @@ STEPS = (
         "The mixin becomes the first base class. Without the option every method is\nthe one that it was.",
         (integrate_speculators,),
     ),
+    # Before the proposers, which get an attribute of the option's name.
+    Step(
+        "feat(config): accept the draft window's options",
+        "The model of the additional config forbids keys that it does not know.",
+        (add_option_fields,),
+    ),
     Step(
         "fix(spec_decode): share the draft window arithmetic with Model Runner V1",
         "SlidingWindowAdapter keeps its contract and computes with the package. It\n"
@@ -71,11 +77,6 @@ STEPS = (
         "feat(worker): say at start-up why a draft window cannot act",
         "One line, for methods without draft attention and for both model runners.",
         (report_at_start,),
-    ),
-    Step(
-        "feat(config): accept the draft window's options",
-        "The model of the additional config forbids keys that it does not know.",
-        (add_option_fields,),
     ),
     Step(
         "test(spec_decode): cover the draft window on the CPU runner",

@@ -327,6 +327,7 @@ def test_writes_signed_off_commits_that_lint_with_upstreams_configuration(clone)
         assert result.returncode == 0, result.stdout + result.stderr
     text = (clone / ".git" / "PULL_REQUEST.md").read_text()
     assert "### How was this patch tested?" in text and "**not run**" in text and not re.search(r"@[A-Z_]+@", text)
+    assert "draft_window_sink_size" not in (clone / "vllm_ascend/spec_decode/llm_base_proposer.py").read_text()
     for item in INTEGRATIONS:
         bases = ", ".join(mixin for _, mixin in item.mixins)
         assert f"class {item.speculator}({bases}, " in (clone / item.path).read_text()
