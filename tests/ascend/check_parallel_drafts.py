@@ -4,6 +4,7 @@
 import pytest
 
 from tests.ascend.engine import ascend_engine, capture_graphs, compared, source_code
+from tests.ascend.steps import ScriptedSteps
 from tests.e2e.drafts import speculation
 
 WINDOW = 64
@@ -41,3 +42,18 @@ def test_drafts_equal_the_masked_reference_and_tokens_do_not_change(engine, monk
     for name, causal in graph.causal.items():
         masked = {3, 4} if causal else {0}
         assert on.modes[name] <= masked and graph.modes[name] <= masked, "causality is the group's"
+
+
+def test_sink_and_length_gate(tmp_path):
+    options = dict(draft_window_sink_size=100, draft_window_min_context=600)
+    with ascend_engine(speculation("dflash", tmp_path), draft_window_size=WINDOW, **options) as engine:
+        speculator = engine.speculator
+        with compared(speculator, WINDOW, sink=100, min_context=600) as reference:
+            ScriptedSteps(speculator).run([50, 599, 600, 1000])
+    layers = len(speculator.draft_attn_layer_names)
+    assert (reference.calls, reference.windowed_rows) == (layers, 2 * layers)
+
+
+def test_without_the_option_the_speculator_is_upstreams(tmp_path):
+    with ascend_engine(speculation("dflash", tmp_path)) as engine:
+        assert type(engine.speculator).__name__ == "AscendDFlashSpeculator"

@@ -18,10 +18,8 @@ PROMPTS = [source_code(length) for length in (40, 150, 330)]
 UPSTREAM_ADAPTER = utils.SlidingWindowAdapter
 
 
-def draft(method, folder):
-    if method == "eagle3":
-        return eagle3_draft.speculation(folder, num_tokens=3)
-    return speculation({"dspark": "dspark-anchor", "dflash": "dflash"}[method], folder)
+def draft(layout, folder):
+    return eagle3_draft.speculation(folder, num_tokens=3) if layout == "eagle3" else speculation(layout, folder)
 
 
 def run(engine, window):
@@ -38,15 +36,15 @@ def run(engine, window):
 def test_upstreams_adapter_windows_the_wrong_tokens_for_dspark(tmp_path, monkeypatch):
     """Negative control, and the fault that the shim is there for. Runs first: the shim stays in place once it is."""
     monkeypatch.setattr(mrv1, "install", lambda: False)
-    with ascend_engine(draft("dspark", tmp_path), runner=1, draft_window_size=WINDOW) as engine:
+    with ascend_engine(draft("dspark-anchor", tmp_path), runner=1, draft_window_size=WINDOW) as engine:
         assert type(engine.runner.drafter.sliding_window) is UPSTREAM_ADAPTER
         with pytest.raises(AssertionError, match=r"request \d"):
             run(engine, WINDOW)
 
 
-@pytest.mark.parametrize("method", ["dspark", "dflash", "eagle3"])
-def test_drafts_equal_the_masked_reference_and_tokens_do_not_change(method, tmp_path, monkeypatch):
-    with ascend_engine(draft(method, tmp_path), runner=1, draft_window_size=WINDOW) as engine:
+@pytest.mark.parametrize("layout", ["dspark-anchor", "dspark-causal", "dflash", "eagle3"])
+def test_drafts_equal_the_masked_reference_and_tokens_do_not_change(layout, tmp_path, monkeypatch):
+    with ascend_engine(draft(layout, tmp_path), runner=1, draft_window_size=WINDOW) as engine:
         proposer = engine.runner.drafter
         assert type(proposer.sliding_window) is SlidingWindowAdapter is llm_base_proposer.SlidingWindowAdapter
         tokens_on, on = run(engine, WINDOW)
@@ -55,5 +53,5 @@ def test_drafts_equal_the_masked_reference_and_tokens_do_not_change(method, tmp_
         tokens_off, off = run(engine, None)
     assert on.calls > 0 and on.windowed_rows > 0
     assert off.calls > 0 and off.windowed_rows == 0
-    assert set(on.steps) == set(range(3 if method == "eagle3" else 1))
+    assert set(on.steps) == set(range(3 if layout == "eagle3" else 1))
     assert tokens_on == tokens_off
