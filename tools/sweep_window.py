@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tools.sweep.cells import Cell, CellFile  # noqa: E402
 from tools.sweep.engines import Engines  # noqa: E402
+from tools.sweep.interrupt import interrupts_kept  # noqa: E402
 from tools.sweep.prompts import MIN_PROMPTS, Prompts  # noqa: E402
 from tools.sweep.report import name, table, write  # noqa: E402
 from tools.sweep.servers import Servers  # noqa: E402
@@ -108,14 +109,17 @@ def _measure(
     finished: CellFile,
 ) -> None:
     """Measure the missing cells, and keep each as it is finished."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, TextColumn("left:"), TimeRemainingColumn(), console=console) as progress:
+    counts = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    times = TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn()
+    with interrupts_kept() as check, Progress(*counts, *times, console=console) as progress:
         total = sum(len(prompts[context]) for contexts in missing.values() for context in contexts)
         task = progress.add_task("", total=total)
         for window, contexts in missing.items():
+            check()
             progress.update(task, description=f"window {name(window)}: starting")
             with sweep.measuring(window, prompts) as measure:
                 for context in contexts:
+                    check()
                     progress.update(task, description=f"window {name(window)}, {context} tokens")
                     started = time.perf_counter()
                     tokens, steps = zip(*measure(context, lambda: progress.advance(task)), strict=True)

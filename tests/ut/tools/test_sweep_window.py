@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tools.sweep.cells import Cell, CellFile
+from tools.sweep.interrupt import interrupts_kept
 from tools.sweep.prompts import MIN_DISTANCE, load_prompts
 from tools.sweep.report import rows, write
 from tools.sweep.texts import json_object, numbers
@@ -181,6 +182,23 @@ def test_report_files(tmp_path):
     assert paths[2].read_bytes().startswith(b"\x89PNG") and paths[2].stat().st_size > 10_000
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupt_that_strikes_in_a_finalizer_is_not_lost():
+    class Owner:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    previous = signal.getsignal(signal.SIGINT)
+    with interrupts_kept() as check:
+        check()
+        Owner()
+        with pytest.raises(KeyboardInterrupt):
+            check()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is previous
+
+
 def test_option_values():
     assert numbers("--windows", "512, 256,512") == [256, 512]
     for bad in ("", "a", "0,5", "-1"):
@@ -234,6 +252,8 @@ class TestTool:
             stderr=subprocess.STDOUT,
             text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
+            # What runs in a shell's background has inherited that it ignores the signal.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         while process.poll() is None and not (state.exists() and len(state.read_text().splitlines()) > 1):
             time.sleep(0.2)
