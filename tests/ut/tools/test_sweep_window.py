@@ -243,7 +243,7 @@ class TestTool:
 
     def test_real_sweep_interrupted_and_resumed(self, tmp_path):
         """The finding on 16 prompts, the smallest context that shows it, and one window on either side of 512."""
-        settings = ["--contexts", "1024", "--max-tokens", "16", "--out", tmp_path]
+        settings = ["--contexts", "1024", "--max-tokens", "12", "--out", tmp_path]
         state = tmp_path / "cells.jsonl"
         process = subprocess.Popen(
             self.command("--windows", "256,1024", *settings),
