@@ -137,7 +137,7 @@ def test_entry_point(wheel):
         "[vllm.general_plugins]",
         "draft_window",
         "=",
-        f"{OURS.replace('/', '.')}plugin:register",
+        "vllm_draft_window:register",
     ]
 
 
