@@ -5,6 +5,7 @@
 import threading
 from collections.abc import Iterable
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from prometheus_client import REGISTRY, Counter, Metric
@@ -14,6 +15,7 @@ from vllm.logger import logger
 
 _LABELS = ("model_name", "engine")
 # Not in the registry themselves: every engine that vLLM starts in a process removes what is called "vllm:" from it.
+# Written when somebody looks, or a line is logged: a step only adds to plain numbers.
 _COUNTERS = tuple(
     Counter(f"vllm:draft_window_num_{name}", text, _LABELS, registry=None)
     for name, text in (
@@ -30,11 +32,17 @@ class _DraftWindowCollector(Collector):
     With ``PROMETHEUS_MULTIPROC_DIR`` they go through files, as vLLM's own do, and this is not asked.
     """
 
+    def __init__(self) -> None:
+        self.engines: WeakSet[DraftWindowCounters] = WeakSet()
+
     def collect(self) -> Iterable[Metric]:
+        for engine in self.engines:
+            engine.publish()
         return (metric for counter in _COUNTERS for metric in counter.collect())
 
 
-REGISTRY.register(_DraftWindowCollector())
+_collector = _DraftWindowCollector()
+REGISTRY.register(_collector)
 
 
 class DraftWindowCounters:
@@ -54,9 +62,10 @@ class DraftWindowCounters:
         self._enabled = vllm_config.parallel_config.rank == 0
         self._log_interval = envs.VLLM_LOG_STATS_INTERVAL if log_interval is None else log_interval
         labels = (vllm_config.model_config.served_model_name, str(vllm_config.parallel_config.data_parallel_index))
-        self._inc_builds, self._inc_rows, self._inc_tokens = (counter.labels(*labels).inc for counter in _COUNTERS)
+        self._counters = [counter.labels(*labels) for counter in _COUNTERS]
         self.builds = self.windowed_rows = self.skipped_kv_tokens = 0
-        self._logged = (0, 0, 0)
+        self._published = self._logged = (0, 0, 0)
+        _collector.engines.add(self)
         self._timer: threading.Timer | None = None
 
     def record(self, upper_bound: np.ndarray | None = None, windowed: np.ndarray | None = None) -> None:
@@ -70,25 +79,29 @@ class DraftWindowCounters:
         if not self._enabled:
             return
         self.builds += 1
-        self._inc_builds()
         if upper_bound is not None:
             # [num_reqs]
             removed = upper_bound - windowed
-            rows, tokens = int(np.count_nonzero(removed)), int(np.add.reduce(removed))
-            self.windowed_rows += rows
-            self.skipped_kv_tokens += tokens
-            self._inc_rows(rows)
-            self._inc_tokens(tokens)
+            self.windowed_rows += int(np.count_nonzero(removed))
+            self.skipped_kv_tokens += int(np.add.reduce(removed))
         if self._timer is None:
             # A timer, and no look at the clock: the line also comes after the last build of a burst.
             self._timer = threading.Timer(self._log_interval, self.log)
             self._timer.daemon = True
             self._timer.start()
 
+    def publish(self) -> None:
+        """Bring the Prometheus counters up to date."""
+        totals = (self.builds, self.windowed_rows, self.skipped_kv_tokens)
+        for counter, total, before in zip(self._counters, totals, self._published, strict=True):
+            counter.inc(total - before)
+        self._published = totals
+
     def log(self) -> None:
         """Log what was counted since the last line."""
         # First of all, so that a build from now on is sure of a line.
         self._timer = None
+        self.publish()
         totals = (self.builds, self.windowed_rows, self.skipped_kv_tokens)
         builds, rows, tokens = np.subtract(totals, self._logged)
         self._logged = totals

@@ -117,6 +117,7 @@ from tests.ut.worker.v2.spec_decode.draft_window.test_counters import DraftWindo
 for _ in range(3):
     counters = DraftWindowCounters(config(model="files"))
     counters.record(*bounds([4096]))
+    counters.log()  # the files are brought up to date with the line in the log
 """
 
 
