@@ -154,10 +154,9 @@ def test_originals_come_back_when_a_build_fails(speculator, monkeypatch):
 def test_dsa_is_off(backend):
     off = inspect_draft_layers([AttentionGroup(backend, ["draft.0"], SPEC, 0)])
     assert isinstance(off, WindowOff)
-    assert off.reason == f"the sparse backend {backend.get_name()} derives positions from seq_lens"
+    assert off.reason.startswith(f"the sparse backend {backend.get_name()} derives positions from seq_lens;")
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="groups.py does not know vLLM-Ascend's MLA and indexer specs")
 def test_mla_and_sfa_caches_can_be_cropped():
     indexer = AscendSFAIndexerCacheSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=64, dtype=torch.float32)
     layers = [

@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM-Ascend project
 """Which KV cache groups hold draft layers, and whether cropping their block tables is sound."""
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,16 @@ from .config import WindowOff
 
 # Specs whose layers read nothing but "the newest tokens of one block table". Subclasses are not assumed to: chunked
 # local and prefix-sharing attention derive chunk borders from absolute lengths.
-_CROPPABLE_SPECS = frozenset({"FullAttentionSpec", "TQFullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec"})
+_CROPPABLE_SPECS = frozenset(
+    {
+        "FullAttentionSpec",
+        "TQFullAttentionSpec",
+        "MLAAttentionSpec",
+        "SlidingWindowSpec",
+        "AscendMLAAttentionSpec",
+        "AscendSFAIndexerCacheSpec",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +74,11 @@ def inspect_draft_layers(groups: Iterable[Any]) -> int | WindowOff:
         backend = group.backend.get_name()
         for spec in _specs(group.kv_cache_spec):
             if "DSA" in backend or getattr(spec, "model_version", None) == "deepseek_v4":
-                return WindowOff(f"the sparse backend {backend} derives positions from seq_lens")
+                return WindowOff(
+                    f"the sparse backend {backend} derives positions from seq_lens; a DSpark draft trained with a "
+                    f"DeepSeek-V4 target is stable on long contexts without a window",
+                    logging.WARNING,
+                )
             if type(spec).__name__ not in _CROPPABLE_SPECS:
                 raise ValueError(
                     f"draft_window_size does not support the draft's KV cache of type {type(spec).__name__} "
