@@ -74,6 +74,8 @@ class Eagle3Draft(Draft):
         known: torch.Tensor,
         positions: torch.Tensor,
         visible: torch.Tensor,
+        # [B or 1, A, T], where the forwards after the first see another part of the context
+        later_visible: torch.Tensor | None = None,
     ) -> torch.Tensor:
         attention = self.midlayer.self_attn
         batch, num_anchors = known.shape[:2]
@@ -93,6 +95,8 @@ class Eagle3Draft(Draft):
             if step > 0:
                 new_k, new_v = attention.key_value(inputs, rope)
                 k, v = torch.cat([k, new_k], dim=2), torch.cat([v, new_v], dim=2)
+                if step == 1 and later_visible is not None:
+                    mask = later_visible
                 mask = torch.cat([mask, own_row], dim=-1)
             hidden = self._layer(inputs, hidden, rope, k, v, mask)
             logits.append(self.lm_head(self.norm(hidden)))

@@ -148,16 +148,20 @@ def visible_context(
     context_length: int,
     num_draft_tokens: int,
     window: int | None = None,
+    sink: int = 0,
+    min_context: int = 0,
     alignment: int = 16,
 ) -> torch.Tensor:
     """Which tokens of the context each anchor sees, ``[B or 1, A, T]`` bool.
 
     A window holds the newest ``window`` tokens as of the last position of the proposal; its start is rounded down to a
-    cache block and is the same for all tokens of the proposal.
+    cache block and is the same for all tokens of the proposal. The first ``sink`` tokens, rounded up to blocks, stay in
+    sight, and so does everything where the context is shorter than ``min_context``.
     """
     keys = torch.arange(context_length, device=positions.device)
     visible = keys < positions[:, :, None]
     if window is not None:
         start = (positions + num_draft_tokens - window).clamp(min=0) // alignment * alignment
-        visible &= keys >= start[:, :, None]
+        in_sight = (keys >= start[:, :, None]) | (keys < -(-sink // alignment) * alignment)
+        visible &= in_sight | (positions < min_context)[:, :, None]
     return visible

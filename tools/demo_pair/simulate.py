@@ -63,9 +63,9 @@ def accepted_lengths(
             known = draft.context(draft.select_features(target(tokens[:, :-1])[1]), tokens)
             for window in windows:
                 drafted = draft_everywhere(draft, known, tokens, first=context, window=window)
-                more_rounds, more_tokens = _walk(drafted, truth)
-                rounds[window] += more_rounds
-                emitted[window] += more_tokens
+                for more_tokens, more_rounds in walk(drafted, truth):
+                    emitted[window] += more_tokens
+                    rounds[window] += more_rounds
         table[context] = {window: emitted[window] / rounds[window] for window in windows}
     return table
 
@@ -98,27 +98,37 @@ def draft_everywhere(
 @torch.inference_mode()
 def generate(target: Target, prompts: torch.Tensor, num_tokens: int) -> torch.Tensor:
     """Greedy continuation, ``[P, num_tokens]``."""
+    return generate_with_features(target, prompts, num_tokens)[0]
+
+
+@torch.inference_mode()
+def generate_with_features(
+    target: Target, prompts: torch.Tensor, num_tokens: int
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Greedy continuation, ``[P, num_tokens]``, and what the target left at every token but the last one."""
     batch, length = prompts.shape
     cache = target.new_cache(batch, length + num_tokens)
-    hidden, _ = target(prompts, cache=cache)
-    generated = [target.logits(hidden[:, -1:]).argmax(-1)]
+    hidden, features = target(prompts, cache=cache)
+    generated, pieces = [target.logits(hidden[:, -1:]).argmax(-1)], [features]
     for step in range(num_tokens - 1):
-        hidden, _ = target(generated[-1], start=length + step, cache=cache)
+        hidden, features = target(generated[-1], start=length + step, cache=cache)
         generated.append(target.logits(hidden).argmax(-1))
-    return torch.cat(generated, dim=1)
+        pieces.append(features)
+    # one per layer, [P, length + num_tokens - 1, hidden]
+    return torch.cat(generated, dim=1), [torch.cat(layer, dim=1) for layer in zip(*pieces, strict=True)]
 
 
-def _walk(drafted: torch.Tensor, truth: torch.Tensor) -> tuple[int, int]:
-    """Rounds and emitted tokens when every prompt moves on by accepted + 1."""
+def walk(drafted: torch.Tensor, truth: torch.Tensor) -> list[tuple[int, int]]:
+    """Emitted tokens and rounds of each prompt, when it moves on by accepted + 1."""
     # [P, A, N]: what the target says after each anchor
     expected = truth[:, 1:].unfold(1, drafted.shape[-1], 1)
     # [P][A]
     accepted = (drafted == expected).int().cumprod(-1).sum(-1).tolist()
-    rounds = emitted = 0
+    walked = []
     for row in accepted:
-        position = 0
+        rounds = position = 0
         while position < len(row):
             rounds += 1
-            emitted += row[position] + 1
             position += row[position] + 1
-    return rounds, emitted
+        walked.append((position, rounds))
+    return walked

@@ -40,14 +40,19 @@ def test_a_window_brings_a_draft_back(method):
     assert lengths["4096"]["full"] < 0.8 * lengths["4096"]["512"]
 
 
-@pytest.mark.parametrize("window", [32, 50, 64, 300])
-def test_window_of_the_simulation_is_the_engines(window):
+@pytest.mark.parametrize(
+    ("window", "sink", "min_context"), [(32, 0, 0), (50, 0, 0), (64, 4, 0), (300, 0, 0), (50, 40, 0), (64, 16, 130)]
+)
+def test_window_of_the_simulation_is_the_engines(window, sink, min_context):
     size, context = 7, 256
     positions = torch.arange(1, context - size).unsqueeze(0)
-    visible = visible_context(positions, context_length=context, num_draft_tokens=size, window=window, alignment=16)
-    # A parallel drafter's queries sit at and after the anchor; an autoregressive one starts before it and will grow.
-    parallel = Case(window=window, block_sizes=(16,), full_columns=(64,), max_model_len=1024, queries=size)
-    autoregressive = replace(parallel, queries=1, lookahead=size)
+    options = {"window": window, "sink": sink, "min_context": min_context, "alignment": 16}
+    visible = visible_context(positions, context_length=context, num_draft_tokens=size, **options)
+    case = Case(window=window, sink=sink, block_sizes=(16,), full_columns=(64,), max_model_len=1024)
+    # A parallel drafter's queries sit at and after the anchor, and count for the gate; an autoregressive one starts
+    # before it and will grow.
+    parallel = replace(case, queries=size, min_context=min_context + size)
+    autoregressive = replace(case, queries=1, lookahead=size, min_context=min_context)
     for anchor, position in enumerate(positions[0].tolist()):
         seen = visible[0, anchor].nonzero().flatten().numpy()
         for case, length in ((parallel, position + size), (autoregressive, position)):

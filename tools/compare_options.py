@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares the draft window's options on the demo pair: ``python tools/compare_options.py --help``."""
+
+import hashlib
+import importlib.metadata
+import itertools
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tools.comparison.columns import Column, columns, limit_to  # noqa: E402
+from tools.comparison.results import Key, Result, ResultFile, different_outputs, table  # noqa: E402
+from tools.demo_pair import DRAFT_FOLDERS  # noqa: E402
+from tools.sweep.texts import numbers  # noqa: E402
+
+NUM_SPECULATIVE_TOKENS = 7
+
+
+def main(
+    method: Annotated[str, typer.Option(help=f"One or more of {', '.join(DRAFT_FOLDERS)}.")] = ",".join(DRAFT_FOLDERS),
+    contexts: Annotated[str, typer.Option(help="Prompt lengths, tokens.")] = "512,1024,2048,4096,8192",
+    window: Annotated[int, typer.Option(min=8, help="draft_window_size, tokens.")] = 512,
+    only: Annotated[str | None, typer.Option(help=f"Some of the columns {', '.join(columns(8))}.")] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts per cell.")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens per prompt before which a target step counts.")] = 24,
+    json_path: Annotated[Path, typer.Option("--json", help="One result a line; those already there are kept.")] = Path(
+        "comparison.jsonl"
+    ),
+    simulation: Annotated[
+        bool, typer.Option("--simulation", help="In plain torch: minutes instead of an hour for the whole table.")
+    ] = False,
+    log_level: Annotated[str, typer.Option(help="vLLM's log level.")] = "ERROR",
+) -> None:
+    """Measure acceptance for every set of options, on real vLLM on a CPU: no window, a window, with sink, with gate.
+
+    For autoregressive drafts it also measures what a window on a part of a proposal's forwards would give. Every
+    finished cell is kept, so that the same command goes on where it was stopped.
+    """
+    os.environ["VLLM_LOGGING_LEVEL"] = log_level
+    from tools.cpu_engine import activate
+
+    activate()
+    console = Console()
+    try:
+        lengths = numbers("--contexts", contexts)
+        chosen = _chosen("--only", only, columns(window))
+        methods = _chosen("--method", method, DRAFT_FOLDERS)
+        file = ResultFile(json_path, max_tokens=max_tokens)
+    except ValueError as error:
+        console.print(f"[bold red]error:[/] {error}", highlight=False)
+        raise typer.Exit(2) from None
+    source = "simulation" if simulation else f"vLLM {importlib.metadata.version('vllm')}"
+    wanted = [
+        (source, name, label, n)
+        for name in methods
+        for label, column in chosen.items()
+        for n in lengths
+        if not (column.is_experiment and name == "dspark")
+    ]
+    run = _simulate if simulation else _run
+    for result in run([key for key in wanted if key not in file.results], chosen, prompts, max_tokens):
+        file.add(result)
+        console.print(f"{result.method}, {result.column}, {result.context}: {result.accepted_length:.2f}")
+    shown = [file.results[key] for key in wanted]
+    for name in methods:
+        console.print(table([r for r in shown if r.method == name], title=f"{name}, W={window} · {source}"))
+    if different := different_outputs(shown):
+        console.print(f"[bold red]Output tokens differ: {', '.join(f'{r.column} at {r.context}' for r in different)}")
+        raise typer.Exit(1)
+
+
+def _chosen(option: str, text: str | None, known: dict[str, Any]) -> dict[str, Any]:
+    names = list(known) if text is None else text.split(",")
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"{option} {text}: {unknown[0]!r} is none of {', '.join(known)}")
+    return {name: known[name] for name in names}
+
+
+def _simulate(missing: Sequence[Key], chosen: dict[str, Column], prompts: int, max_tokens: int) -> Iterator[Result]:
+    from tools.comparison.simulated import simulate
+
+    for context in sorted({context for *_, context in missing}):
+        cells = [(name, label) for _, name, label, n in missing if n == context]
+        yield from simulate(cells, chosen, context, prompts=prompts, max_tokens=max_tokens)
+
+
+def _run(missing: Sequence[Key], chosen: dict[str, Column], prompts: int, max_tokens: int) -> Iterator[Result]:
+    """One engine for each draft and column, every context length through it."""
+    for (source, name, label), keys in itertools.groupby(missing, key=lambda key: key[:3]):
+        contexts = [context for *_, context in keys]
+        yield from measure(source, name, label, chosen[label], contexts, prompts, max_tokens)
+
+
+def measure(
+    source: str, method: str, label: str, column: Column, contexts: list[int], prompts: int, max_tokens: int
+) -> Iterator[Result]:
+    """One engine, every context length through it."""
+    from tools.measure import DEMO_PAIR, Engine, demo_prompts
+
+    # The last step that counts may go on beyond ``max_tokens``.
+    total = max_tokens + NUM_SPECULATIVE_TOKENS
+    with Engine(
+        speculative_config={
+            "method": method,
+            "model": str(DEMO_PAIR / DRAFT_FOLDERS[method]),
+            "num_speculative_tokens": NUM_SPECULATIVE_TOKENS,
+        },
+        additional_config=column.options,
+        max_model_len=max(contexts) + 256,
+        max_num_seqs=min(prompts, 16),
+        kv_cache_memory_bytes=1 << 30,
+    ) as engine:
+        limit_to(column.steps, engine.speculator)
+        for context in contexts:
+            measured = engine.run(demo_prompts(prompts, context), max_tokens=total)
+            tokens, steps = zip(*measured.target_steps(max_tokens), strict=True)
+            yield Result(
+                source=source,
+                method=method,
+                column=label,
+                context=context,
+                max_tokens=max_tokens,
+                tokens=tokens,
+                steps=steps,
+                output=hashlib.sha256(repr(measured.tokens).encode()).hexdigest()[:16],
+                seconds=round(measured.seconds, 1),
+            )
+
+
+if __name__ == "__main__":
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    app()

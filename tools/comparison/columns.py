@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is compared: sets of draft window options, and windows on a part of a proposal's forwards only."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Steps(str, Enum):
+    """Forwards of a proposal that see the window. Anything but ``all`` is an experiment, not an option."""
+
+    all = "all"
+    first = "first"
+    later = "later"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the table.
+
+    Attributes:
+        options: the draft window's, as in ``additional_config``.
+        steps: forwards that see the window; parallel drafters have one only.
+    """
+
+    options: dict[str, int] = field(default_factory=dict)
+    steps: Steps = Steps.all
+
+    @property
+    def is_experiment(self) -> bool:
+        return self.steps is not Steps.all
+
+
+def columns(window: int) -> dict[str, Column]:
+    """By the name that the table gives them."""
+    size = {"draft_window_size": window}
+    return {
+        "off": Column(),
+        "window": Column(size),
+        "sink 4": Column(size | {"draft_window_sink_size": 4}),
+        "sink 64": Column(size | {"draft_window_sink_size": 64}),
+        "gate 1024": Column(size | {"draft_window_min_context": 1024}),
+        "step 0 only": Column(size, Steps.first),
+        "steps >= 1 only": Column(size, Steps.later),
+    }
+
+
+def limit_to(steps: Steps, speculator: Any) -> None:
+    """Take the window away from the other forwards of an autoregressive speculator's proposals (eager mode)."""
+    if steps is Steps.later:
+        # Upstream's first forward reads the target's metadata.
+        from vllm_ascend.worker.v2.spec_decode.draft_window.autoregressive import TargetDependentDraftWindow
+
+        speculator._prefill = super(TargetDependentDraftWindow, speculator)._prefill
+    elif steps is Steps.first:
+        windowed = speculator._window_step
+
+        def first_only(num_reqs: int, num_rows: int, upper_bound: Any, step: int, *args: Any, **kwargs: Any) -> Any:
+            if step > 0:
+                return nullcontext(), upper_bound
+            return windowed(num_reqs, num_rows, upper_bound, step, *args, **kwargs)
+
+        speculator._window_step = first_only
