@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation builds as a site, is whole in both languages, and says what the code and the figures say."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vllm_ascend.worker.v2.spec_decode.draft_window.config import DraftWindowOptions
+
+REPOSITORY = Path(__file__).parents[2]
+DOCS = REPOSITORY / "docs"
+PAGES = sorted(path.name.removesuffix(".md") for path in DOCS.glob("*.md") if not path.name.endswith(".zh.md"))
+needs_mkdocs = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("mkdocs", "material", "mkdocs_static_i18n")),
+    reason="needs mkdocs with its theme and plugin: pip install '.[docs]'",
+)
+
+
+def read(page: str, language: str = "en") -> str:
+    return (DOCS / (f"{page}.md" if language == "en" else f"{page}.zh.md")).read_text()
+
+
+def code_blocks(text: str) -> list[str]:
+    return re.findall(r"^```.*?^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """Tables outside of code, as rows of cells, without the rule below the header."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"(?:^\|.*\n?)+", prose, re.MULTILINE)
+    rows = ([line.strip().strip("|").split("|") for line in block.splitlines()] for block in blocks)
+    return [[[cell.strip() for cell in row] for i, row in enumerate(table) if i != 1] for table in rows]
+
+
+def numbers(cells: list[str]) -> list[str]:
+    """Figures with a decimal point or in thousands, which no translation changes."""
+    return re.findall(r"\d+\.\d+|\d{1,3},\d{3}", " ".join(cells))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    target = tmp_path_factory.mktemp("site")
+    build = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)],
+        cwd=REPOSITORY,
+        env=os.environ | {"DISABLE_MKDOCS_2_WARNING": "true"},
+        capture_output=True,
+        text=True,
+    )
+    assert build.returncode == 0, build.stdout + build.stderr
+    return target
+
+
+@needs_mkdocs
+def test_every_page_is_built_in_both_languages(site):
+    for page in PAGES:
+        for folder, language in ((site, "en"), (site / "zh", "zh")):
+            html = (folder / f"{page}.html").read_text()
+            assert html.count("<table>") == len(tables(read(page, language))), (page, language)
+            assert f'<html lang="{language}"' in html, page
+            # Underscores of a name outside of backticks are not emphasis.
+            assert not re.search("[a-z]<em>[a-z]+</em>", html), page
+
+
+def test_navigation_covers_every_page():
+    navigation = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text())["nav"]
+    listed = [page for section in navigation for entries in section.values() for page in entries]
+    assert sorted(chain.from_iterable(entry.values() for entry in listed)) == [f"{page}.md" for page in PAGES]
+
+
+def test_navigation_is_translated():
+    config = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text())
+    (i18n,) = (plugin["i18n"] for plugin in config["plugins"] if "i18n" in plugin)
+    (chinese,) = (language for language in i18n["languages"] if language["locale"] == "zh")
+    titles = {title for section in config["nav"] for title in section}
+    titles |= {title for section in config["nav"] for entries in section.values() for e in entries for title in e}
+    assert titles == chinese["nav_translations"].keys()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_translation_says_the_same(page):
+    english, chinese = read(page), read(page, "zh")
+    assert code_blocks(chinese) == code_blocks(english)
+    for level in ("# ", "## ", "### "):
+        count = [len(re.findall(f"^{level}", text, re.MULTILINE)) for text in (english, chinese)]
+        assert count[0] == count[1], level
+    assert len(tables(chinese)) == len(tables(english))
+    for ours, theirs in zip(tables(english), tables(chinese), strict=True):
+        assert [len(row) for row in theirs] == [len(row) for row in ours], ours[0]
+        assert [numbers(row) for row in theirs] == [numbers(row) for row in ours], ours[0]
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_option_is_documented_with_its_default(language):
+    rows = {row[0].strip("`"): row for row in tables(read("options", language))[0][1:]}
+    assert rows.keys() == DraftWindowOptions.model_fields.keys()
+    for key, field in DraftWindowOptions.model_fields.items():
+        if not field.is_required():
+            assert rows[key][2] == json.dumps(field.default), key
+
+
+def test_every_picture_is_shown():
+    shown = set(re.findall(r"!\[[^]]+\]\(assets/([^)]+)\)", "".join(map(read, PAGES))))
+    assert shown == {path.name for path in (DOCS / "assets").iterdir()}
+
+
+def test_figures_are_those_of_the_model_card():
+    metrics = json.loads((REPOSITORY / "checkpoints" / "demo-pair" / "metrics.json").read_text())
+    lengths = metrics["drafts"]["dspark"]["mean_accepted_length"]
+    for context, *cells in tables(read("choosing_a_size"))[0][1:]:
+        assert cells == [f"{lengths[context][window]:.2f}" for window in ("full", "256", "512", "1024")], context
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib: pip install '.[tools]'")
+@pytest.mark.parametrize(("name", "picture"), [("acceptance", "acceptance_demo_pair"), ("step", "window_in_a_step")])
+def test_pictures_can_be_drawn_again(name, picture, tmp_path):
+    module = import_module(f"tools.figures.{name}")
+    assert module.PICTURE.relative_to(DOCS) == Path("assets", f"{picture}.png")
+    module.draw(tmp_path / "again.png")
+    # Width and height in the PNG's header: the committed picture is of this script.
+    assert (tmp_path / "again.png").read_bytes()[16:24] == module.PICTURE.read_bytes()[16:24]
