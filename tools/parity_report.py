@@ -123,7 +123,9 @@ def _engines() -> Iterator[Row]:
         for key in ("tokens", "drafts", "accepted_per_position", "proposals"):
             differences = _count_differences(v1[name][key], v2[name][key])
             size = len(v1[name][key]) if isinstance(v1[name][key], list) else 1
-            yield Row(f"engine {name}: {key.replace('_', ' ')}", "V1, V2", size, differences, False, "")
+            past_the_end = key == "proposals" and name in engine_jobs.PAST_THE_END
+            origin = "the runners' own, tokens past max_model_len" if past_the_end else ""
+            yield Row(f"engine {name}: {key.replace('_', ' ')}", "V1, V2", size, differences, past_the_end, origin)
     for name, record in v1.items():
         if record["checked_builds"]:
             # The comparison raises in the engine, so a record means that nothing differed.

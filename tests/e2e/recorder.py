@@ -73,7 +73,7 @@ class Recorder:
             min_context=self.min_context,
         )
         # A parallel drafter has one forward in a proposal, and nothing to look ahead to.
-        self._autoregressive = not hasattr(speculator, "num_query_per_req")
+        self._autoregressive = speculator.method not in ("dflash", "dspark")
         self._forwards = 0
         if self._autoregressive:
             self.case = dataclasses.replace(self.case, first_lookahead=speculator.num_speculative_steps)
