@@ -17,7 +17,7 @@ SHIM = "vllm_ascend/spec_decode/sliding_window.py"
 
 _PLUGIN_ONLY = {"plugin.py"}
 _MRV1 = "mrv1.py"
-_MRV1_HOOKS = ("install", "_loading")
+_MRV1_HOOKS = ("install", "_loading", "_has_loop_of_its_own")
 _MRV1_PUBLIC = ("attach", "report", "knowing_groups", "building_per_group", "lengthening")
 _MRV1_DOCSTRING = """Model Runner V1: the options and rules of Model Runner V2 for its proposers.
 

@@ -6,6 +6,7 @@ same hooks on the real ones where a checkout is at hand.
 """
 
 import copy
+import logging
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -152,6 +153,22 @@ def test_mtp_is_not_windowed(proposers, size):
     """vLLM-Ascend itself windows it, and a window below K would give lengths of zero and less."""
     proposer = load(proposers, make_config("mtp", draft_window_size=size))
     assert proposer.sliding_window is None and proposer.draft_window_size is None
+
+
+def test_mtp_is_windowed_on_demand(proposers):
+    proposer = load(proposers, make_config("mtp", draft_window_size=512, draft_window_mtp=True))
+    assert (proposer.sliding_window.window_size, proposer.sliding_window._future_offset) == (512, 3)
+
+
+def test_a_drafting_loop_that_applies_no_window_says_so(proposers, caplog, monkeypatch):
+    """As vLLM-Ascend's proposer for Step 3.5 has one."""
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    mrv1.install()
+    loop = type("OwnLoopProposer", (proposers.base.AscendSpecDecodeBaseProposer,), {"_propose": lambda self: None})
+    proposer = loop(make_config("mtp", draft_window_size=512, draft_window_mtp=True))
+    proposer.load_model(None)
+    assert proposer.sliding_window is None
+    assert "Draft window off: OwnLoopProposer has a drafting loop of its own" in caplog.text
 
 
 @pytest.mark.parametrize("method", ["eagle3", "dflash"])

@@ -8,6 +8,7 @@ where KV groups become known, where a parallel drafter builds metadata per KV gr
 saw, and where a later step compares lengths, windowed by then, with ``max_model_len``.
 """
 
+import logging
 import math
 import sys
 from collections.abc import Callable
@@ -64,11 +65,20 @@ def _loading(load_model: Callable[..., None]) -> Callable[..., None]:
         hidden = {key: value for key, value in options.items() if not key.startswith("draft_window")}
         with swapped((self.vllm_config, "additional_config", hidden)):
             load_model(self, *args, **kwargs)
-        if isinstance(decision, DraftWindow):
+        if isinstance(decision, DraftWindow) and _has_loop_of_its_own(self):
+            off = WindowOff(f"{type(self).__name__} has a drafting loop of its own, without a window", logging.WARNING)
+            report_off(off, self.vllm_config)
+        elif isinstance(decision, DraftWindow):
             _attach(self, decision, self.kernel_block_size)
             _report(self)
 
     return wrapper
+
+
+def _has_loop_of_its_own(proposer: Any) -> bool:
+    """Such a proposer never applies the adapter."""
+    owner = next((cls for cls in type(proposer).__mro__ if "_propose" in vars(cls)), None)
+    return owner is not None and owner.__name__ != "AscendSpecDecodeBaseProposer"
 
 
 def _knowing_groups(initialize_attn_backend: Callable[..., None]) -> Callable[..., None]:
