@@ -4,6 +4,7 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import libcst.matchers as m
@@ -321,7 +322,8 @@ def test_writes_signed_off_commits_that_lint_with_upstreams_configuration(clone)
     assert all(line.endswith("A Reviewer <reviewer@example.org>") for line in commits.splitlines())
     assert git(clone, "status", "--porcelain") == ""
     changed = [path for path in git(clone, "diff", "--name-only", base).splitlines() if path.endswith(".py")]
-    ruff = ["ruff", "check", "--quiet", *changed], ["ruff", "format", "--check", "--quiet", *changed]
+    run_ruff = [sys.executable, "-m", "ruff"]
+    ruff = [*run_ruff, "check", "--quiet", *changed], [*run_ruff, "format", "--check", "--quiet", *changed]
     for command in ruff:
         result = subprocess.run(command, cwd=clone, capture_output=True, text=True)
         assert result.returncode == 0, result.stdout + result.stderr
