@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The documentation builds as a site, is whole in both languages, and says what the code and the figures say."""
 
+import ast
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from vllm_ascend.worker.v2.spec_decode.draft_window.config import DraftWindowOpt
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
+PACKAGE = REPOSITORY / "vllm_ascend" / "worker" / "v2" / "spec_decode" / "draft_window"
 PAGES = sorted(path.name.removesuffix(".md") for path in DOCS.glob("*.md") if not path.name.endswith(".zh.md"))
 needs_mkdocs = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("mkdocs", "material", "mkdocs_static_i18n")),
@@ -106,6 +108,22 @@ def test_every_option_is_documented_with_its_default(language):
     for key, field in DraftWindowOptions.model_fields.items():
         if not field.is_required():
             assert rows[key][2] == json.dumps(field.default), key
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_reason_to_be_off_is_documented(language):
+    page = read("options", language)
+    calls = [
+        node
+        for path in PACKAGE.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "WindowOff"
+    ]
+    for call in calls:
+        texts = [node.value for node in ast.walk(call.args[0]) if isinstance(node, ast.Constant)]
+        if texts:
+            assert max(texts, key=len).strip(" ;") in page, texts
+    assert len(calls) > 8
 
 
 def test_every_picture_is_shown():
