@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from vllm import _custom_ops
@@ -20,7 +20,7 @@ from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu import model_runner as cpu_model_runner
 
 from tests.ascend.fia import watch
-from tests.ascend.reference import SpeculatorReference
+from tests.ascend.reference import DraftReference, SpeculatorReference
 from tools.measure import Engine
 from vllm_ascend.ascend_config import init_ascend_config
 from vllm_ascend.attention import utils as attention_utils
@@ -32,6 +32,8 @@ from vllm_ascend.worker.v2.spec_decode.draft_window import plugin
 
 MAX_MODEL_LEN = 1024
 BLOCK_SIZE = 128
+
+Reference = TypeVar("Reference", bound=DraftReference)
 
 
 class RunnerOnCpu(NPUModelRunner):
@@ -120,22 +122,38 @@ def source_code(length: int) -> list[int]:
 
 
 def capture_graphs(speculator: Any, sizes: Sequence[int]) -> None:
-    """Capture FULL graphs of so many requests, as the runner does where graphs are on."""
-    acl_graph._draft_graph_params = None
-    config = speculator.vllm_config.compilation_config
-    config.cudagraph_capture_sizes = [size * speculator.num_query_per_req for size in sizes]
-    config.max_cudagraph_capture_size = max(config.cudagraph_capture_sizes)
-    speculator.update_stream = torch.npu.Stream()
-    speculator.init_cudagraph_manager(CUDAGraphMode.FULL_DECODE_ONLY)
-    with watch.dummy_batches():
-        speculator.capture()
+    """Capture a parallel drafter's FULL graphs of so many requests, as the runner does where graphs are on."""
+    _capture(speculator, [size * speculator.num_query_per_req for size in sizes])
     assert len(speculator.query_cudagraph_manager.graphs) == len(sizes)
 
 
+def capture_autoregressive_graphs(speculator: Any, tokens: Sequence[int]) -> list[list[Any]]:
+    """Capture FULL graphs of so many tokens; returns those of the first step, and those of all later ones together."""
+    _capture(speculator, tokens)
+    managers = [speculator.prefill_cudagraph_manager, speculator.decode_cudagraph_manager]
+    graphs = [list(manager.graphs.values()) for manager in managers[: speculator.num_speculative_steps]]
+    assert all(graphs)
+    return graphs
+
+
+def _capture(speculator: Any, tokens: Sequence[int]) -> None:
+    acl_graph._draft_graph_params = acl_graph._draft_graph_prefill_params = None
+    config = speculator.vllm_config.compilation_config
+    config.cudagraph_capture_sizes = list(tokens)
+    config.max_cudagraph_capture_size = max(tokens)
+    speculator.update_stream = torch.npu.Stream()
+    speculator.idx_mapping.zero_()  # as before the first batch: dummy requests are state 0
+    speculator.init_cudagraph_manager(CUDAGraphMode.FULL_DECODE_ONLY)
+    with watch.dummy_batches():
+        speculator.capture()
+
+
 @contextmanager
-def compared(speculator: Any, window: int | None, **options: int) -> Iterator[SpeculatorReference]:
+def compared(
+    speculator: Any, window: int | None, reference_class: type[Reference] = SpeculatorReference, **options: int
+) -> Iterator[Reference]:
     """Every draft attention inside equals a masked reference over the unwindowed table."""
-    reference = SpeculatorReference(speculator, window, **options)
+    reference = reference_class(speculator, window, **options)
     watch.listeners.append(reference)
     try:
         yield reference

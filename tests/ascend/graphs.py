@@ -130,6 +130,13 @@ def device_operator(function: Callable[..., Any]) -> Callable[..., Any]:
     return operator
 
 
+def capture_kernel_launches() -> None:
+    """Let a graph capture launches of Triton kernels as it does operators: the interpreter runs them in Python."""
+    from triton.runtime.interpreter import GridExecutor
+
+    GridExecutor.__call__ = device_operator(GridExecutor.__call__)
+
+
 @contextmanager
 def _graph(graph: NPUGraph, *_: Any, **__: Any) -> Iterator[None]:
     global _capture

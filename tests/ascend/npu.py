@@ -70,6 +70,7 @@ def _mock_torch_npu() -> None:
     npu.is_available.return_value = False
     npu.current_device.return_value = 0
     vars(npu).update(graphs.ENTRY_POINTS)
+    graphs.capture_kernel_launches()
     native = MagicMock(_NPUTaskGroupHandle=MagicMock, _weak_ref_tensor=lambda tensor: tensor)
     _module(
         "torch_npu",

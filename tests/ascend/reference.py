@@ -13,6 +13,7 @@ import torch
 
 from tests import oracle
 from tests.ascend.fia import Call, masked_attention
+from tests.ascend.graphs import NPUGraph
 from tests.oracle import Case
 
 
@@ -129,6 +130,59 @@ class SpeculatorReference(DraftReference):
             inside = position < self.case.max_model_len - 1  # past the end the position is clamped, not the slot
             expected = oracle.physical_slots(full_table[row], size, position[inside])
             assert (slots[row][inside] == expected).all(), f"request {row}: slots {slots[row]}"
+
+
+class AutoregressiveReference(DraftReference):
+    """For the autoregressive drafts of Model Runner V2: the original lengths are those of the step that runs.
+
+    Attributes:
+        steps: places in the proposal of the calls compared.
+        replayed_tables: addresses of the tables that graphs were replayed with.
+    """
+
+    def __init__(self, speculator: Any, window: int, *, sink: int = 0, min_context: int = 0) -> None:
+        self._group = {
+            name: gid
+            for gid, groups in enumerate(speculator.attn_groups)
+            for group in groups
+            for name in group.layer_names
+        }
+        super().__init__(speculator.vllm_config, set(self._group))
+        self._speculator = speculator
+        tables = speculator.block_tables
+        # Held from the start: a build may leave other tensors in their place.
+        self._full_lens, self._full_tables = speculator.input_buffers.seq_lens, list(tables.input_block_tables)
+        self._sizes = tables.kernel_block_sizes
+        self._options = dict(window=window, sink=sink, min_context=min_context)
+        self.causal = dict.fromkeys(self._group, True)
+        self.steps: set[int] = set()
+        self.replayed_tables: set[int] = set()
+
+    def _check_call(self, name: str, call: Call) -> None:
+        if call.block_table is None:  # a whole prompt in one chunk reads no cache, and no window
+            return
+        speculator, gid = self._speculator, self._group[name]
+        if NPUGraph.pending is not None:
+            self.replayed_tables.add(call.block_table.data_ptr())
+        live, steps = speculator.input_batch.num_reqs, speculator.num_speculative_steps
+        step = int(speculator.current_draft_step)
+        self.steps.add(step)
+        assert not any(call.kv_lens[live:]), f"lengths of padding rows: {call.kv_lens[live:]}"
+        full_table, size = self._full_tables[gid].numpy(), self._sizes[gid]
+        queries = np.diff((0, *call.query_ends))
+        assert step == 0 or (queries == 1).all()
+        for row in range(live):
+            case = Case(
+                **self._options,
+                block_sizes=(size,),
+                full_columns=(full_table.shape[1],),
+                max_model_len=speculator.max_model_len,
+                queries=int(queries[row]),
+                lookahead=steps - step,
+                first_lookahead=steps,
+            )
+            full_len = int(self._full_lens[row])
+            self._compare(name, row, call, case=case, full_len=full_len, full_row=full_table[row], size=size)
 
 
 class ProposerReference(DraftReference):

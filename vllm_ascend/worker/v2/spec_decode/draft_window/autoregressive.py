@@ -77,6 +77,9 @@ class TargetDependentDraftWindow(AutoregressiveDraftWindow):
         Raises:
             ValueError: the draft reads the target's KV cache or reuses the first forward's choice of tokens.
         """
+        if self.draft_window is not None and not self._can_build_first_step():
+            self.draft_window = None
+            report_off(WindowOff("it needs vLLM 0.27 or newer for this method", logging.WARNING), self.vllm_config)
         super().set_attn(*args, **kwargs)
         if self.windowed_inputs is None or self.draft_window is None:
             return
@@ -90,9 +93,6 @@ class TargetDependentDraftWindow(AutoregressiveDraftWindow):
                 f"draft_window_size={self.draft_window.size} is not supported by {type(self).__name__}: its later "
                 f"steps reuse the first one's sparse token indices, which count from the start of that one's window"
             )
-        if not self._can_build_first_step():
-            self.windowed_inputs = None
-            report_off(WindowOff("it needs vLLM 0.27 or newer for this method", logging.WARNING), self.vllm_config)
 
     def _can_build_first_step(self) -> bool:
         upstream: Any = super(DraftWindowMixin, self)

@@ -60,7 +60,14 @@ def _mixin_for(cls: type) -> type | None:
 
 @cache
 def _windowed_class(mixin: type, speculator_class: type) -> type:
-    return type(f"Windowed{speculator_class.__name__}", (mixin, speculator_class), {})
+    bases = (mixin, speculator_class)
+    if speculator_class.__module__.startswith("vllm_ascend."):
+        from .ascend import AutoregressiveBuilds, HostLengths
+        from .autoregressive import TargetDependentDraftWindow
+
+        between = (AutoregressiveBuilds,) if issubclass(mixin, TargetDependentDraftWindow) else ()
+        bases = (HostLengths, mixin, *between, speculator_class)
+    return type(f"Windowed{speculator_class.__name__}", bases, {})
 
 
 def _reporting(worker_init: Callable[..., None]) -> Callable[..., None]:
