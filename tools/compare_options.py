@@ -16,18 +16,21 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tools.comparison.columns import Column, columns, limit_to  # noqa: E402
+from tools.comparison.plot import plot  # noqa: E402
 from tools.comparison.results import Key, Result, ResultFile, different_outputs, table  # noqa: E402
 from tools.demo_pair import DRAFT_FOLDERS  # noqa: E402
 from tools.sweep.texts import numbers  # noqa: E402
 
 NUM_SPECULATIVE_TOKENS = 7
+# What the drafts were trained on.
+WINDOW = 512
+COLUMNS = columns(WINDOW)
 
 
 def main(
     method: Annotated[str, typer.Option(help=f"One or more of {', '.join(DRAFT_FOLDERS)}.")] = ",".join(DRAFT_FOLDERS),
     contexts: Annotated[str, typer.Option(help="Prompt lengths, tokens.")] = "512,1024,2048,4096,8192",
-    window: Annotated[int, typer.Option(min=8, help="draft_window_size, tokens.")] = 512,
-    only: Annotated[str | None, typer.Option(help=f"Some of the columns {', '.join(columns(8))}.")] = None,
+    only: Annotated[str | None, typer.Option(help=f"Some of the columns {', '.join(COLUMNS)}.")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts per cell.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens per prompt before which a target step counts.")] = 24,
     json_path: Annotated[Path, typer.Option("--json", help="One result a line; those already there are kept.")] = Path(
@@ -36,6 +39,10 @@ def main(
     simulation: Annotated[
         bool, typer.Option("--simulation", help="In plain torch: minutes instead of an hour for the whole table.")
     ] = False,
+    plot_path: Annotated[
+        Path | None,
+        typer.Option("--plot", help="Draw all results of the file: the first source's lines, others' rings."),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="vLLM's log level.")] = "ERROR",
 ) -> None:
     """Measure acceptance for every set of options, on real vLLM on a CPU: no window, a window, with sink, with gate.
@@ -50,7 +57,7 @@ def main(
     console = Console()
     try:
         lengths = numbers("--contexts", contexts)
-        chosen = _chosen("--only", only, columns(window))
+        chosen = _chosen("--only", only, COLUMNS)
         methods = _chosen("--method", method, DRAFT_FOLDERS)
         file = ResultFile(json_path, max_tokens=max_tokens)
     except ValueError as error:
@@ -70,7 +77,9 @@ def main(
         console.print(f"{result.method}, {result.column}, {result.context}: {result.accepted_length:.2f}")
     shown = [file.results[key] for key in wanted]
     for name in methods:
-        console.print(table([r for r in shown if r.method == name], title=f"{name}, W={window} · {source}"))
+        console.print(table([r for r in shown if r.method == name], title=f"{name}, W={WINDOW} · {source}"))
+    if plot_path is not None:
+        plot(plot_path, file.results.values())
     if different := different_outputs(shown):
         console.print(f"[bold red]Output tokens differ: {', '.join(f'{r.column} at {r.context}' for r in different)}")
         raise typer.Exit(1)

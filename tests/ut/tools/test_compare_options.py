@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 
 from tools.comparison.columns import Steps, columns
+from tools.comparison.plot import STYLES, plot
 from tools.comparison.results import Result, ResultFile, different_outputs, table
 from tools.demo_pair.eagle3 import Eagle3Config, Eagle3Draft
 from tools.demo_pair.modeling import visible_context
@@ -58,6 +59,12 @@ def test_table_leaves_out_what_was_not_measured():
         ["512", "2.50 (2.00-3.25)", ""],
         ["1024", "", "2.50 (2.00-3.25)"],
     ]
+
+
+def test_plot_knows_every_column(tmp_path):
+    assert list(STYLES) == list(columns(512))
+    plot(tmp_path / "plot.png", [RESULT, replace(RESULT, context=1024), replace(RESULT, source="vLLM")])
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
 def test_columns_are_options_of_the_product():
