@@ -32,7 +32,9 @@ def read(page: str, language: str = "en") -> str:
 
 
 def code_blocks(text: str) -> list[str]:
-    return re.findall(r"^```.*?^```$", text, re.MULTILINE | re.DOTALL)
+    """Without the comments in them, which may be translated."""
+    blocks = re.findall(r"^```.*?^```$", text, re.MULTILINE | re.DOTALL)
+    return [re.sub(r"^#.*\n", "", block, flags=re.MULTILINE) for block in blocks]
 
 
 def tables(text: str) -> list[list[list[str]]]:
