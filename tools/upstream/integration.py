@@ -30,11 +30,7 @@ class Integration:
 
 _V2 = "vllm_ascend/worker/v2/spec_decode"
 _PARALLEL = (("ascend", "HostLengths"), ("speculator", "ParallelDraftWindow"))
-_AUTOREGRESSIVE = (
-    ("ascend", "HostLengths"),
-    ("autoregressive", "TargetDependentDraftWindow"),
-    ("ascend", "AutoregressiveBuilds"),
-)
+_AUTOREGRESSIVE = (("ascend", "AscendAutoregressiveDraftWindow"),)
 INTEGRATIONS = (
     Integration(f"{_V2}/dspark/speculator.py", "AscendDSparkSpeculator", _PARALLEL),
     Integration(f"{_V2}/dflash/speculator.py", "AscendDFlashSpeculator", _PARALLEL),

@@ -23,6 +23,7 @@ import torch
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.spec_decode import speculator as upstream
 
+from .autoregressive import TargetDependentDraftWindow
 from .config import DraftWindow, WindowOff
 from .inputs import WindowedInputs, swapped
 from .startup import report_off
@@ -179,6 +180,10 @@ class AutoregressiveBuilds:
             (seq_lens + step - 1).clip(max=self.max_model_len), queries=1, lookahead=self.num_speculative_steps - step
         )
         return windowed
+
+
+class AscendAutoregressiveDraftWindow(HostLengths, TargetDependentDraftWindow, AutoregressiveBuilds):
+    """The window for vLLM-Ascend's EAGLE, EAGLE3 and MTP."""
 
 
 def _spread_queries(attn_metadata: dict[str, Any], num_rows: int, num_tokens: int) -> None:

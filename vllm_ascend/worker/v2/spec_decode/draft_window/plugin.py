@@ -60,13 +60,15 @@ def _mixin_for(cls: type) -> type | None:
 
 @cache
 def _windowed_class(mixin: type, speculator_class: type) -> type:
-    bases = (mixin, speculator_class)
+    bases: tuple[type, ...] = (mixin, speculator_class)
     if speculator_class.__module__.startswith("vllm_ascend."):
-        from .ascend import AutoregressiveBuilds, HostLengths
+        from .ascend import AscendAutoregressiveDraftWindow, HostLengths
         from .autoregressive import TargetDependentDraftWindow
 
-        between = (AutoregressiveBuilds,) if issubclass(mixin, TargetDependentDraftWindow) else ()
-        bases = (HostLengths, mixin, *between, speculator_class)
+        if mixin is TargetDependentDraftWindow:
+            bases = (AscendAutoregressiveDraftWindow, speculator_class)
+        else:
+            bases = (HostLengths, mixin, speculator_class)
     return type(f"Windowed{speculator_class.__name__}", bases, {})
 
 
