@@ -37,10 +37,13 @@ def code_blocks(text: str) -> list[str]:
     return [re.sub(r"^#.*\n", "", block, flags=re.MULTILINE) for block in blocks]
 
 
+def prose(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
 def tables(text: str) -> list[list[list[str]]]:
     """Tables outside of code, as rows of cells, without the rule below the header."""
-    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    blocks = re.findall(r"(?:^\|.*\n?)+", prose, re.MULTILINE)
+    blocks = re.findall(r"(?:^\|.*\n?)+", prose(text), re.MULTILINE)
     rows = ([line.strip().strip("|").split("|") for line in block.splitlines()] for block in blocks)
     return [[[cell.strip() for cell in row] for i, row in enumerate(table) if i != 1] for table in rows]
 
@@ -95,7 +98,7 @@ def test_translation_says_the_same(page):
     english, chinese = read(page), read(page, "zh")
     assert code_blocks(chinese) == code_blocks(english)
     for level in ("# ", "## ", "### "):
-        count = [len(re.findall(f"^{level}", text, re.MULTILINE)) for text in (english, chinese)]
+        count = [len(re.findall(f"^{level}", prose(text), re.MULTILINE)) for text in (english, chinese)]
         assert count[0] == count[1], level
     assert len(tables(chinese)) == len(tables(english))
     for ours, theirs in zip(tables(english), tables(chinese), strict=True):
@@ -130,7 +133,7 @@ def test_every_reason_to_be_off_is_documented(language):
 
 def test_every_picture_is_shown():
     shown = set(re.findall(r"!\[[^]]+\]\(assets/([^)]+)\)", "".join(map(read, PAGES))))
-    assert shown == {path.name for path in (DOCS / "assets").iterdir()}
+    assert shown == {path.name for path in (DOCS / "assets").glob("*.png")}
 
 
 def test_figures_are_those_of_the_model_card():
