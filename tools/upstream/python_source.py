@@ -29,7 +29,7 @@ class Source:
 
     def drop_imported_name(self, name: str) -> None:
         """Take one name out of the import that brings it."""
-        for line in self.module.body:
+        for at, line in enumerate(self.module.body):
             statement = import_in(line)
             if statement is None or isinstance(statement.names, cst.ImportStar):
                 continue
@@ -37,7 +37,11 @@ class Source:
             if len(kept) == len(statement.names):
                 continue
             if not kept:
-                self.module = self.module.with_changes(body=[x for x in self.module.body if x is not line])
+                before, after = self.module.body[:at], self.module.body[at + 1 :]
+                if after and not after[0].leading_lines:  # type: ignore[union-attr]
+                    # The blank line that sets the imports apart from a docstring.
+                    after = [after[0].with_changes(leading_lines=line.leading_lines), *after[1:]]  # type: ignore[union-attr]
+                self.module = self.module.with_changes(body=[*before, *after])
                 return
             last = kept[-1].with_changes(comma=statement.names[-1].comma)
             shorter = statement.with_changes(names=[*kept[:-1], last])
