@@ -118,18 +118,25 @@ def _engines() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         jobs = engine_jobs.jobs(Path(folder))
         v1 = engine_jobs.run("v1", list(jobs.values()), Path(folder))
-        v2 = engine_jobs.run("v2", [jobs[name] for name in engine_jobs.IN_BOTH], Path(folder))
-    for name in engine_jobs.IN_BOTH:
-        for key in ("tokens", "drafts", "accepted_per_position", "proposals"):
-            differences = _count_differences(v1[name][key], v2[name][key])
-            size = len(v1[name][key]) if isinstance(v1[name][key], list) else 1
-            past_the_end = key == "proposals" and name in engine_jobs.PAST_THE_END
-            origin = "the runners' own, tokens past max_model_len" if past_the_end else ""
-            yield Row(f"engine {name}: {key.replace('_', ' ')}", "V1, V2", size, differences, past_the_end, origin)
+        v2 = engine_jobs.run("v2", [jobs[name] for name in engine_jobs.IN_BOTH + engine_jobs.NEAR], Path(folder))
+    for name in engine_jobs.IN_BOTH + engine_jobs.NEAR:
+        near = name in engine_jobs.NEAR
+        for key in ("tokens",) if near else ("tokens", "drafts", "accepted_per_position", "proposals"):
+            differences, meant = _count_differences(v1[name][key], v2[name][key]), 0
+            if key == "proposals":
+                differences, meant = engine_jobs.compare_proposals(v1[name], v2[name])
+            compared, size = f"engine {name}: {key.replace('_', ' ')}", _size(v1[name][key])
+            yield Row(compared, "V1, V2", size, differences, False, "")
+            if meant:
+                yield Row(compared, "V1, V2", size, meant, True, "V1's start counts rejected tokens in later steps")
     for name, record in v1.items():
         if record["checked_builds"]:
             # The comparison raises in the engine, so a record means that nothing differed.
             yield Row(f"engine {name}: metadata builds", "V1, oracle", record["checked_builds"], 0, False, "")
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, list) else 1
 
 
 def _count_differences(one: Any, other: Any) -> int:

@@ -16,27 +16,34 @@ from typing import Any
 
 from tools.cpu_engine import activate
 
-MAX_MODEL_LEN = 1024
+MAX_MODEL_LEN, BLOCK = 1024, 32
 MARKER = "parity-records:"
 
 
 @contextmanager
-def recorded_proposals(proposer: Any) -> Iterator[list[list[list[int]]]]:
+def recorded_proposals(proposer: Any, record: dict[str, Any], window: int | None, *, v2: bool) -> Iterator[None]:
     """Draft tokens of every proposal, one list per request; requests in the order of their tokens.
 
-    The runners may keep one batch in different row orders.
+    The runners may keep one batch in different row orders. Model Runner V2 also records whether a block edge lies
+    between the starts of a window that counts rejected tokens and of one that does not.
     """
-    proposals: list[list[list[int]]] = []
+    beyond = proposer.num_speculative_steps - window if v2 and window else 0
+    record |= {"proposals": [], "straddles": []}
     propose = proposer.propose
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         drafts = propose(*args, **kwargs)
-        proposals.append(sorted(drafts.tolist()))
+        rows = drafts.tolist()
+        counted, rejected = (args[0].seq_lens.tolist(), args[6].tolist()) if v2 else ([0] * len(rows),) * 2
+        edges = [(n + beyond) // BLOCK != (n - r + beyond) // BLOCK for n, r in zip(counted, rejected, strict=True)]
+        pairs = sorted(zip(rows, edges, strict=True))
+        record["proposals"].append([row for row, _ in pairs])
+        record["straddles"].append([across for _, across in pairs])
         return drafts
 
     proposer.propose = wrapper
     try:
-        yield proposals
+        yield
     finally:
         del proposer.propose
 
@@ -56,13 +63,16 @@ def run_job(job: dict[str, Any], *, v2: bool) -> dict[str, Any]:
         arguments["speculative_config"] = eagle3_draft.speculation(folder, num_tokens=job["num_tokens"])
     if v2 and window is not None:
         arguments["additional_config"] = {"draft_window_size": window}
-    prompts = [p[-n:] for p, n in zip(demo_prompts(len(job["contexts"]), 900), job["contexts"], strict=True)]
+    prompts = [
+        p[-n:]
+        for p, n in zip(demo_prompts(len(job["contexts"]), max(900, *job["contexts"])), job["contexts"], strict=True)
+    ]
     record: dict[str, Any] = {"name": job["name"], "checked_builds": 0}
     with Engine(**arguments) as engine, ExitStack() as stack:
         assert type(engine.runner).__module__.endswith("cpu.model_runner" if v2 else "cpu_model_runner")
         if job["method"] is not None:
             proposer = engine.speculator if v2 else engine.runner.drafter
-            record["proposals"] = stack.enter_context(recorded_proposals(proposer))
+            stack.enter_context(recorded_proposals(proposer, record, window, v2=v2))
         if not v2 and window is not None:
             from tests.parity.check_metadata import MetadataCheck
             from tests.parity.mrv1_window import windowed_proposer

@@ -15,13 +15,15 @@ WINDOW = 64
 MIXED = {"contexts": [5, 62, 150, 331, 700], "max_tokens": 20}
 # Proposals that reach past the longest sequence that the engine serves.
 NEAR_LIMIT = {"contexts": [990, 1000, 1010, 1015], "max_tokens": 30}
+# Many proposals whose rejected tokens lie across a block edge.
+EDGES = {"contexts": [900, 900, 900, 900], "max_tokens": 30}
 METHODS = {"dflash": 7, "eagle3": 3}
-PAST_THE_END = ["eagle3-near-off", f"eagle3-near-{WINDOW}"]
-"""Runs whose draft tokens past the longest sequence differ between the runners, with or without a window: V1 moves such
-a request to position 0, V2 holds it at the last one. Nobody ever accepts these tokens."""
-IN_BOTH = [f"{method}-{kind}" for method in METHODS for kind in ("off", f"{WINDOW}", f"near-{WINDOW}")]
-IN_BOTH += [name for name in PAST_THE_END if name not in IN_BOTH]
-"""Runs that both runners do."""
+REJECTED_TAILS = [f"eagle3-{WINDOW}", f"eagle3-edges-{WINDOW}"]
+"""Runs in which the runners' starts may differ, see :func:`compare_proposals`."""
+IN_BOTH = ["dflash-off", f"dflash-{WINDOW}", "eagle3-off", *REJECTED_TAILS]
+"""Runs of which everything is compared."""
+NEAR = [f"dflash-near-{WINDOW}", "eagle3-near-off", f"eagle3-near-{WINDOW}"]
+"""Runs of which the tokens are compared: with or without a window, V1 stops drafting near the end and V2 does not."""
 
 
 def jobs(folder: Path) -> dict[str, dict[str, Any]]:
@@ -36,11 +38,27 @@ def jobs(folder: Path) -> dict[str, dict[str, Any]]:
         # Without a window stock DFlash reads past its block table here.
         if method != "dflash":
             named[f"{method}-near-off"] = NEAR_LIMIT | {"method": method, "window": None}
+            named[f"{method}-edges-{WINDOW}"] = EDGES | {"method": method, "window": WINDOW}
         named[f"{method}-near-{WINDOW}"] = NEAR_LIMIT | {"method": method, "window": WINDOW}
     for name, job in named.items():
         method = job["method"]
         job |= {"name": name, "num_tokens": METHODS.get(method, 0), "folder": str(folder / str(method))}
     return named
+
+
+def compare_proposals(v1: dict[str, Any], v2: dict[str, Any]) -> tuple[int, int]:
+    """Count proposals that differ between the runners: unexplained ones, and those that are meant to.
+
+    Model Runner V1 has one start per proposal, from lengths that still count the rejected tokens; V2's later steps know
+    better. Where a block edge lies between the two, V2 sees a block more from the second step on.
+    """
+    unexplained = meant = 0
+    for one, other, straddles in zip(v1["proposals"], v2["proposals"], v2["straddles"], strict=True):
+        for a, b, across in zip(one, other, straddles, strict=True):
+            if a != b:
+                explained = across and a[0] == b[0]
+                meant, unexplained = meant + explained, unexplained + (not explained)
+    return unexplained, meant
 
 
 def run(runner: str, jobs: list[dict[str, Any]], folder: Path) -> dict[str, dict[str, Any]]:

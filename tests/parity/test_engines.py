@@ -6,7 +6,7 @@ The runners are compared without a window first, so that a difference of the run
 
 import pytest
 
-from tests.parity.engine_jobs import IN_BOTH, METHODS, PAST_THE_END, WINDOW, jobs, run
+from tests.parity.engine_jobs import IN_BOTH, METHODS, NEAR, REJECTED_TAILS, WINDOW, compare_proposals, jobs, run
 
 pytestmark = pytest.mark.engine
 
@@ -21,7 +21,7 @@ def v1(tmp_path_factory) -> dict[str, dict]:
 def v2(tmp_path_factory) -> dict[str, dict]:
     folder = tmp_path_factory.mktemp("v2")
     all_jobs = jobs(folder)
-    return run("v2", [all_jobs[name] for name in IN_BOTH], folder)
+    return run("v2", [all_jobs[name] for name in IN_BOTH + NEAR], folder)
 
 
 @pytest.mark.parametrize("name", IN_BOTH)
@@ -29,20 +29,21 @@ def test_runners_agree(name, v1, v2):
     for key in ("tokens", "drafts", "accepted_per_position"):
         assert v1[name][key] == v2[name][key], key
     assert v1[name]["drafts"] > 0
-    if name not in PAST_THE_END:
-        assert v1[name]["proposals"] == v2[name]["proposals"]
+    assert len(v1[name]["proposals"]) == len(v2[name]["proposals"])
+    unexplained, meant = compare_proposals(v1[name], v2[name])
+    assert unexplained == 0
+    assert meant == 0 or name in REJECTED_TAILS
 
 
-@pytest.mark.parametrize("name", PAST_THE_END)
-def test_runners_differ_past_the_end_and_nowhere_else(name, v1, v2):
-    """The exception goes stale as soon as the runners agree there."""
-    pairs = list(zip(v1[name]["proposals"], v2[name]["proposals"], strict=True))
-    different = [step for step, (a, b) in enumerate(pairs) if a != b]
-    assert different, "the runners agree"
-    # Requests come within reach of the end one after the other; the first tokens of their proposals are before it.
-    assert different[0] > 5
-    for step in different:
-        assert [row[0] for row in pairs[step][0]] == [row[0] for row in pairs[step][1]]
+@pytest.mark.parametrize("name", NEAR)
+def test_near_the_end_the_tokens_agree_and_v1_drafts_less(name, v1, v2):
+    assert v1[name]["tokens"] == v2[name]["tokens"]
+    drafted = [sum(map(len, record[name]["proposals"])) for record in (v1, v2)]
+    assert 0 < drafted[0] < drafted[1]
+
+
+def test_the_meant_difference_still_shows(v1, v2):
+    assert sum(compare_proposals(v1[name], v2[name])[1] for name in REJECTED_TAILS) > 0
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -56,7 +57,9 @@ def test_output_is_that_of_no_speculation(method, batch, v1):
 def test_every_build_of_v1_was_what_the_oracle_expects(method, batch, v1):
     """The comparisons ran in the child, which would have failed; this says that they did run, at every step."""
     record = v1[f"{method}{batch}-{WINDOW}"]
-    assert record["checked_builds"] >= 10 and record["windowed_rows"] >= 10
+    # Near the end V1 makes few proposals.
+    enough = 1 if batch else 10
+    assert record["checked_builds"] >= enough and record["windowed_rows"] >= enough
     steps = range(1 if method == "dflash" else METHODS[method])
     assert list(record["steps"]) == [str(step) for step in steps]
 
