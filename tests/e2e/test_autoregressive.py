@@ -152,7 +152,12 @@ class TestMtp:
         return seen
 
     def test_windowed_on_demand_and_the_target_does_not_notice(self, tmp_path):
-        options, prompts = WINDOW | {"draft_window_mtp": True}, mixed_prompts()
+        options = WINDOW | {
+            "draft_window_mtp": True,
+            "draft_window_sink_size": 4,
+            "draft_window_min_context": 100,
+        }
+        prompts = mixed_prompts()
         target = mtp_target.write(tmp_path)
         runs = {}
         for name, additional_config in (("off", {}), ("on", options)):

@@ -30,6 +30,20 @@ def test_every_layout(layout, tmp_path, without_speculation):
     assert len(recorder.windowed_addresses) == len(recorder.case.block_sizes)
 
 
+@pytest.mark.parametrize("layout", ["dspark-anchor", "dflash"])
+def test_sink_and_length_gate(layout, tmp_path, without_speculation):
+    """The gate lies a few tokens past the fourth prompt, which crosses it while it is decoded."""
+    prompts = mixed_prompts()
+    options = WINDOW | {"draft_window_sink_size": 40, "draft_window_min_context": 345}
+    with Engine(
+        speculative_config=speculation(layout, tmp_path), additional_config=options, max_model_len=1024
+    ) as engine:
+        recorder = Recorder(engine.speculator, window=64, sink=40, min_context=345)
+        windowed = engine.run(prompts, max_tokens=MAX_TOKENS)
+    assert windowed.tokens == without_speculation(prompts, max_tokens=MAX_TOKENS, max_model_len=1024)
+    assert recorder.windowed_rows > 50 and recorder.rows > recorder.windowed_rows
+
+
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_block_sizes(index, block_sizes, without_speculation):
     prompts = mixed_prompts()
