@@ -11,16 +11,26 @@ setup_env .venv-test-0.32.0 0.32.0 test,tools
 .venv-test-0.27.1/bin/ruff format --check .
 .venv-test-0.27.1/bin/mypy
 
-# The interpreter runs on one core, so the two versions share the machine. Three servers at once are left to one of them:
-# the serving test passes on 0.32.0 too, but spends its time on starting.
+# The interpreter runs on one core, so three runs share the machine.
 export OMP_NUM_THREADS=1
-log=$(mktemp)
-.venv-test-0.32.0/bin/python -m pytest -q -m engine --ignore tests/e2e/test_serving.py > "$log" 2>&1 &
-newer=$!
-trap 'kill $newer 2>/dev/null || true; rm -f "$log"' EXIT
+logs=$(mktemp -d)
+names=() pids=()
+start() { # NAME VENV PYTEST_ARGUMENTS...
+    "$2/bin/python" -m pytest -q "${@:3}" > "$logs/$1" 2>&1 &
+    names+=("$1") pids+=($!)
+}
+trap 'kill "${pids[@]}" 2>/dev/null || true; rm -rf "$logs"' EXIT
+start engine-0.27.1 .venv-test-0.27.1 -m engine "$@"
+start others-0.27.1 .venv-test-0.27.1 -m "not engine" "$@"
+# Three servers at once are left to one version: the serving test passes here too, but spends its time on starting.
+start engine-0.32.0 .venv-test-0.32.0 -m engine --ignore tests/e2e/test_serving.py "$@"
+
 status=0
-.venv-test-0.27.1/bin/python -m pytest -q "$@" || status=$?
-wait $newer || status=$?
-echo "== engine tests on vLLM 0.32.0"
-tail -n 40 "$log"
+for i in "${!pids[@]}"; do
+    code=0
+    wait "${pids[$i]}" || code=$?
+    echo "== ${names[$i]}: exit status $code"
+    tail -n 60 "$logs/${names[$i]}"
+    [ "$code" = 0 ] || status=1
+done
 exit $status

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from tests.ascend.engine import ascend_engine, capture_graphs, compared, source_code
-from tests.ascend.graphs import NPUGraph
 from tests.ascend.steps import ScriptedSteps, check_padded_graph
 from tests.e2e.drafts import speculation
 from vllm_ascend.ascend_forward_context import _EXTRA_CTX
@@ -58,4 +57,3 @@ def test_a_capture_on_the_full_tables_is_noticed(speculator, monkeypatch):
         capture_graphs(speculator, (8,))
     with compared(speculator, WINDOW), pytest.raises(AssertionError):
         ScriptedSteps(speculator).run([300, 1000, 100])
-    NPUGraph.pending = None
