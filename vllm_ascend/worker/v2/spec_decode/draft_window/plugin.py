@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM-Ascend project
-"""Entry point ``vllm.general_plugins``: puts the draft window in front of the speculators of an installed vLLM.
+"""Puts the draft window in front of the speculators of an installed vLLM.
 
-vLLM calls :func:`register` in every process, before a worker builds its model runner. Two constructors are hooked:
+The entry point ``vllm.general_plugins`` (``vllm_draft_window.py``) calls :func:`register` in every process, before a
+worker builds its model runner. Two constructors are hooked:
 
 * ``DraftModelSpeculator`` makes the class that vLLM or vLLM-Ascend has chosen, with the window's mixin in front;
 * ``WorkerBase`` checks the options, says so in one line where the window cannot act, and puts Model Runner V1's shim in
@@ -80,12 +81,10 @@ def _reporting(worker_init: Callable[..., None]) -> Callable[..., None]:
         from .startup import decide, report_off
 
         worker_init(self, vllm_config, *args, **kwargs)
-        if not vllm_config.use_v2_model_runner and mrv1.install():
-            decision = mrv1.decide(vllm_config)
-        else:
-            decision = decide(vllm_config)
-            if isinstance(decision, DraftWindow) and not vllm_config.use_v2_model_runner:
-                decision = WindowOff("it needs Model Runner V2 (VLLM_USE_V2_MODEL_RUNNER=1)", logging.WARNING)
+        runner_windows = vllm_config.use_v2_model_runner or mrv1.install()
+        decision = decide(vllm_config)
+        if isinstance(decision, DraftWindow) and not runner_windows:
+            decision = WindowOff("it needs Model Runner V2 (VLLM_USE_V2_MODEL_RUNNER=1)", logging.WARNING)
         if isinstance(decision, WindowOff):
             report_off(decision, vllm_config)
 
