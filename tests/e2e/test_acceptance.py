@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The point of it all, on the demo pair: acceptance collapses on a long context, and the window brings it back."""
 
+import pytest
+
 from tools.demo_pair import DRAFT_FOLDERS
 from tools.measure import DEMO_PAIR, DEMO_SPECULATION, Engine, demo_prompts
 
 NUM_PROMPTS = 16
 MAX_TOKENS = 48
+pytestmark = pytest.mark.timeout(1800)  # five minutes on a core of its own
 
 
 def measure(contexts, **additional_config):
