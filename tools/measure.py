@@ -120,6 +120,8 @@ class Engine:
         while engine.has_unfinished_requests():
             output: Any
             for output in engine.step():
+                if output.request_id not in lengths:  # somebody else's, who shares the engine
+                    continue
                 lengths[output.request_id].append(len(output.outputs[0].token_ids))
                 if output.finished:
                     outputs[output.request_id] = tuple(output.outputs[0].token_ids)
