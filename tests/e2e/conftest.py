@@ -2,7 +2,8 @@
 """Engines for the end-to-end tests; everything here runs real vLLM."""
 
 import importlib.metadata
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -20,6 +21,17 @@ def pytest_collection_modifyitems(items):
 
 if VLLM_VERSION is None:
     collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture
+def caplog(caplog) -> Iterator:
+    """Hears the window's own lines, whether or not vLLM lets its records reach the root logger."""
+    logger = logging.getLogger("vllm.logger")
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)
+    logger.propagate = propagate
 
 
 @pytest.fixture(scope="session")
