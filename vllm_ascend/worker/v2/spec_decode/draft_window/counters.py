@@ -102,9 +102,8 @@ class DraftWindowCounters:
         # First of all, so that a build from now on is sure of a line.
         self._timer = None
         self.publish()
-        totals = (self.builds, self.windowed_rows, self.skipped_kv_tokens)
-        builds, rows, tokens = np.subtract(totals, self._logged)
-        self._logged = totals
+        builds, rows, tokens = np.subtract(self._published, self._logged)
+        self._logged = self._published
         logger.info(
             "Draft window metrics: Builds: %d, Windowed rows: %d, KV tokens not read per draft layer: %d "
             "(mean per windowed row: %.1f)",
