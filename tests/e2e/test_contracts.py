@@ -143,12 +143,19 @@ def test_one_launch_per_build_that_crops_none_otherwise_and_no_synchronization(m
         window_step = speculator._window_step
 
         def counted_step(*args, **kwargs):
-            before = launches
-            with SynchronizingOps() as operations:
-                result = window_step(*args, **kwargs)
-            longest = int(speculator.input_buffers.seq_lens.max())
-            steps.append((longest, launches - before, list(operations.seen)))
-            return result
+            operations = SynchronizingOps()
+            with operations:
+                window, upper_bound = window_step(*args, **kwargs)
+
+            def counted_window():
+                before = launches
+                with operations:
+                    context = window()
+                longest = int(speculator.input_buffers.seq_lens.max())
+                steps.append((longest, launches - before, list(operations.seen)))
+                return context
+
+            return counted_window, upper_bound
 
         speculator._window_step = counted_step
         with SynchronizingOps() as control:

@@ -58,7 +58,7 @@ def limit_to(steps: Steps, speculator: Any) -> None:
 
         def first_only(num_reqs: int, num_rows: int, upper_bound: Any, step: int, *args: Any, **kwargs: Any) -> Any:
             if step > 0:
-                return nullcontext(), upper_bound
+                return nullcontext, upper_bound
             return windowed(num_reqs, num_rows, upper_bound, step, *args, **kwargs)
 
         speculator._window_step = first_only

@@ -131,15 +131,17 @@ class SyncGuard(_Shadows):
             previous = torch.cuda.get_sync_debug_mode()
             torch.cuda.set_sync_debug_mode("error")
             try:
-                return method(*args, **kwargs)
+                result = method(*args, **kwargs)
             except RuntimeError as error:
                 if "synchroniz" not in str(error):
                     raise
                 self.violations.append(f"{name}: {str(error).splitlines()[0]}")
                 torch.cuda.set_sync_debug_mode(0)
-                return method(*args, **kwargs)
+                result = method(*args, **kwargs)
             finally:
                 torch.cuda.set_sync_debug_mode(previous)
+            # A build that waits for the forward that needs it.
+            return self._wrap(name, result) if callable(result) else result
 
         return guarded
 

@@ -29,7 +29,7 @@ class Integration:
 
 
 _V2 = "vllm_ascend/worker/v2/spec_decode"
-_PARALLEL = (("ascend", "HostLengths"), ("speculator", "ParallelDraftWindow"))
+_PARALLEL = (("ascend", "HostLengths"), ("parallel", "ParallelDraftWindow"))
 _AUTOREGRESSIVE = (("ascend", "AscendAutoregressiveDraftWindow"),)
 INTEGRATIONS = (
     Integration(f"{_V2}/dspark/speculator.py", "AscendDSparkSpeculator", _PARALLEL),

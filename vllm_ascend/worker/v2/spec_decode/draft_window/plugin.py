@@ -47,7 +47,7 @@ def _new_speculator(cls: type, vllm_config: Any, *args: Any, **kwargs: Any) -> A
 def _mixin_for(cls: type) -> type | None:
     """By the name of a base class, since vLLM has moved and renamed some of them and not every version has each."""
     from .autoregressive import AutoregressiveDraftWindow, TargetDependentDraftWindow
-    from .speculator import ParallelDraftWindow
+    from .parallel import ParallelDraftWindow
 
     mixins = {
         "DFlashSpeculator": ParallelDraftWindow,  # and DSpark

@@ -9,11 +9,13 @@ Three seams see draft metadata come into being, and nothing else is touched:
 * graph capture, which calls the attention builders directly;
 * the refresh that newer vLLM records into a FULL graph instead of building at replay.
 
-:class:`DraftWindowMixin` knows the first, which all methods share; :class:`ParallelDraftWindow` is for parallel
-drafters, ``autoregressive.py`` has the others.
+:class:`DraftWindowMixin` knows the first, which all methods share. ``parallel.py`` and ``autoregressive.py`` know the
+others, each for its kind of draft.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,9 +26,14 @@ from vllm.triton_utils import HAS_TRITON
 from .config import DraftWindow, WindowOff, max_rejected
 from .counters import DraftWindowCounters
 from .geometry import WindowGeometry
-from .groups import inspect_draft_groups, let_builds_only_refer
+from .groups import inspect_draft_groups
 from .inputs import WindowedInputs
 from .startup import decide, report_in_force, report_off
+
+# By layer name; None for a draft without attention.
+Metadata = dict[str, Any] | None
+# Makes the twins fresh, and is the context to build in.
+Window = Callable[[], AbstractContextManager[None]]
 
 
 class DraftWindowMixin:
@@ -129,7 +136,7 @@ class DraftWindowMixin:
         seq_lens_cpu_upper_bound: torch.Tensor | None = None,
         step: int = 0,
         **kwargs: Any,
-    ) -> dict[str, Any] | None:
+    ) -> Metadata:
         """vLLM 0.26 to 0.29; the host bound and its step came with 0.27. A FULL replay may follow any build."""
         window, upper_bound = self._window_step(
             num_reqs,
@@ -141,10 +148,8 @@ class DraftWindowMixin:
         )
         if upper_bound is not None:
             kwargs.update(seq_lens_cpu_upper_bound=upper_bound, step=step)
-        with window:
-            return super()._build_draft_attn_metadata(  # type: ignore[misc]
-                num_reqs, num_reqs_padded, num_tokens_padded, **kwargs
-            )
+        build = super()._build_draft_attn_metadata  # type: ignore[misc]
+        return self._build_in(window, partial(build, num_reqs, num_reqs_padded, num_tokens_padded, **kwargs))
 
     def _build_attn_metadata(
         self,
@@ -154,7 +159,7 @@ class DraftWindowMixin:
         seq_lens_cpu_upper_bound: torch.Tensor,
         step: int,
         **kwargs: Any,
-    ) -> dict[str, Any] | None:
+    ) -> Metadata:
         """vLLM 0.30 and later."""
         window, upper_bound = self._window_step(
             num_reqs,
@@ -164,10 +169,15 @@ class DraftWindowMixin:
             query_start_loc_np,
             always=batch_desc.cg_mode == CUDAGraphMode.FULL,
         )
-        with window:
-            return super()._build_attn_metadata(  # type: ignore[misc]
-                num_reqs, batch_desc, query_start_loc_np, upper_bound, step, **kwargs
-            )
+        build = super()._build_attn_metadata  # type: ignore[misc]
+        return self._build_in(
+            window, partial(build, num_reqs, batch_desc, query_start_loc_np, upper_bound, step, **kwargs)
+        )
+
+    def _build_in(self, window: Window, build: Callable[[], Metadata]) -> Any:
+        """Run upstream's build with the window's tensors and lengths in place of its own."""
+        with window():
+            return build()
 
     def _window_removes_something(self) -> bool:
         """Whether it may, as far as the host can tell; where not, the twins would equal the originals."""
@@ -182,8 +192,8 @@ class DraftWindowMixin:
         query_start_loc: np.ndarray | None,
         *,
         always: bool,
-    ) -> tuple[AbstractContextManager[None], torch.Tensor | None]:
-        """Refresh the twins for one build.
+    ) -> tuple[Window, torch.Tensor | None]:
+        """What the window means for one build.
 
         Args:
             upper_bound: host bound without ``step``, int32, [>= num_reqs], which the build adds to it.
@@ -191,18 +201,17 @@ class DraftWindowMixin:
             always: refresh even when the host can tell that the window removes nothing from this batch.
 
         Returns:
-            The context to build in, and the host bound to build with.
+            What to build in, and the host bound to build with.
         """
         inputs = self.windowed_inputs
         crops = self._window_removes_something()
         if inputs is None:
-            return nullcontext(), upper_bound
+            return nullcontext, upper_bound
         if not (crops or always):
             self._counters.record()
-            return nullcontext(), upper_bound
+            return nullcontext, upper_bound
         queries, lookahead = self._forward_shape(step, query_start_loc)
         uniform = queries if isinstance(queries, int) else None
-        self._refresh(num_reqs, num_rows, uniform, lookahead)
         if crops and upper_bound is not None:
             # [num_reqs]
             full = upper_bound[:num_reqs].numpy() + self._tokens_ahead(step)
@@ -215,12 +224,12 @@ class DraftWindowMixin:
             self._counters.record()
         longest = inputs.geometry.longest(queries if isinstance(queries, int) else int(queries.max()), lookahead)
         max_seq_len = min(self.draft_max_seq_len, longest)
-        return inputs.in_place_of_originals((self, "draft_max_seq_len", max_seq_len)), upper_bound
 
-    def _refresh(self, num_reqs: int, num_rows: int, queries: int | None, lookahead: int) -> None:
-        """Write the twins that a build is about to refer to."""
-        if self.windowed_inputs is not None:
-            self.windowed_inputs.refresh(num_reqs=num_reqs, num_rows=num_rows, queries=queries, lookahead=lookahead)
+        def window() -> AbstractContextManager[None]:
+            inputs.refresh(num_reqs=num_reqs, num_rows=num_rows, queries=uniform, lookahead=lookahead)
+            return inputs.in_place_of_originals((self, "draft_max_seq_len", max_seq_len))
+
+        return window, upper_bound
 
     def _refresh_in_graph(self, num_reqs: int, *, queries: int, lookahead: int = 0) -> None:
         """Recorded into a FULL graph. Rows without a request have length 0 there."""
@@ -233,66 +242,3 @@ class DraftWindowMixin:
             for group in self.attn_groups[group_id]:
                 if getattr(group, "kernel_block_size", None) is not None:
                     group.map_to_kernel_block_table(table[:num_reqs])
-
-
-class ParallelDraftWindow(DraftWindowMixin):
-    """For parallel drafters (DFlash, DSpark): one forward and one build per step, no look-ahead."""
-
-    num_query_per_req: int
-    query_cudagraph_manager: Any
-
-    # Whether the twins are written at the head of the forward instead of before its build: a FULL graph then records
-    # the launch, and the host has nothing to do for it.
-    _refreshes_in_forward = False
-    _capturing = False
-    # Requests and rows of a build whose twins its forward has yet to write.
-    _pending_rows: tuple[int, int] | None = None
-
-    def set_attn(self, *args: Any, **kwargs: Any) -> None:
-        super().set_attn(*args, **kwargs)
-        # From 0.32 on upstream's own seam records it.
-        if self.windowed_inputs is not None and not hasattr(self, "supports_decode_metadata_update"):
-            self._refreshes_in_forward = let_builds_only_refer(self.attn_groups)
-
-    def capture(self) -> None:
-        """Capture on the twins, so that every replay reads their addresses, planned for the window's length."""
-        if self.windowed_inputs is None:
-            return super().capture()  # type: ignore[misc]
-        self._graphs_read_twins = self.query_cudagraph_manager.needs_capture()
-        planned_len = min(self.max_model_len, self.windowed_inputs.geometry.max_length)
-        with self.windowed_inputs.in_place_of_originals(
-            (self, "max_model_len", planned_len), (self, "_capturing", True)
-        ):
-            return super().capture()  # type: ignore[misc]
-
-    def _generate_draft(
-        self, num_reqs: int, num_tokens: int, attn_metadata: dict[str, Any] | None, *args: Any, **kwargs: Any
-    ) -> None:
-        """The draft's forward, as it runs and as a FULL graph records it."""
-        if self._refreshes_in_forward and attn_metadata is not None:
-            # Padding rows have length 0 in a graph.
-            rows = (num_reqs, num_reqs) if self._capturing else self._pending_rows
-            self._pending_rows = None
-            if rows is not None:
-                super()._refresh(*rows, self.num_query_per_req, 0)
-        super()._generate_draft(num_reqs, num_tokens, attn_metadata, *args, **kwargs)  # type: ignore[misc]
-
-    def _refresh(self, num_reqs: int, num_rows: int, queries: int | None, lookahead: int) -> None:
-        if self._refreshes_in_forward:
-            self._pending_rows = (num_reqs, num_rows)
-        else:
-            super()._refresh(num_reqs, num_rows, queries, lookahead)
-
-    def _update_draft_decode_metadata(self, attn_metadata: dict[str, Any], num_reqs: int) -> None:
-        """vLLM 0.32: recorded into the FULL graph."""
-        self._refresh_in_graph(num_reqs, queries=self.num_query_per_req)
-        super()._update_draft_decode_metadata(attn_metadata, num_reqs)  # type: ignore[misc]
-
-    def _most_queries(self) -> int:
-        return self.num_query_per_req
-
-    def _shortest_cropped(self, geometry: WindowGeometry) -> int:
-        return geometry.first_cropped(queries=self.num_query_per_req)
-
-    def _forward_shape(self, step: int, query_start_loc: np.ndarray | None) -> tuple[int | np.ndarray, int]:
-        return self.num_query_per_req, 0
