@@ -29,7 +29,7 @@ class Plan:
     window: int
     device: str
     work: Path
-    timeout_s: float = 900.0
+    timeout_s: float = 3600.0
 
     def runs(self) -> list[ServeRun]:
         workloads = {
