@@ -20,7 +20,7 @@ from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu import model_runner as cpu_model_runner
 
 from tests.ascend.fia import watch
-from tests.ascend.reference import DraftReference, SpeculatorReference
+from tests.ascend.reference import DraftReference, ParallelReference
 from tools.measure import Engine
 from vllm_ascend.ascend_config import init_ascend_config
 from vllm_ascend.attention import utils as attention_utils
@@ -150,7 +150,7 @@ def _capture(speculator: Any, tokens: Sequence[int]) -> None:
 
 @contextmanager
 def compared(
-    speculator: Any, window: int | None, reference_class: type[Reference] = SpeculatorReference, **options: int
+    speculator: Any, window: int | None, reference_class: type[Reference] = ParallelReference, **options: int
 ) -> Iterator[Reference]:
     """Every draft attention inside equals a masked reference over the unwindowed table."""
     reference = reference_class(speculator, window, **options)

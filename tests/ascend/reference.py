@@ -80,9 +80,9 @@ class DraftReference:
 
 
 class SpeculatorReference(DraftReference):
-    """For the parallel drafters of Model Runner V2; padding rows and slot mappings are checked too."""
+    """For a speculator of Model Runner V2, whose originals are always at hand."""
 
-    def __init__(self, speculator: Any, window: int | None, *, sink: int = 0, min_context: int = 0) -> None:
+    def __init__(self, speculator: Any) -> None:
         self._group = {
             name: gid
             for gid, groups in enumerate(speculator.attn_groups)
@@ -95,6 +95,13 @@ class SpeculatorReference(DraftReference):
         # Held from the start: a build may leave other tensors in their place.
         self._full_lens, self._full_tables = speculator.input_buffers.seq_lens, list(tables.input_block_tables)
         self._sizes = tables.kernel_block_sizes
+
+
+class ParallelReference(SpeculatorReference):
+    """For the parallel drafters of Model Runner V2; padding rows and slot mappings are checked too."""
+
+    def __init__(self, speculator: Any, window: int | None, *, sink: int = 0, min_context: int = 0) -> None:
+        super().__init__(speculator)
         groups = sorted(set(self._group.values()))
         self.case = Case(
             window=window or speculator.max_model_len,
@@ -132,7 +139,7 @@ class SpeculatorReference(DraftReference):
             assert (slots[row][inside] == expected).all(), f"request {row}: slots {slots[row]}"
 
 
-class AutoregressiveReference(DraftReference):
+class AutoregressiveReference(SpeculatorReference):
     """For the autoregressive drafts of Model Runner V2: the original lengths are those of the step that runs.
 
     Attributes:
@@ -141,18 +148,7 @@ class AutoregressiveReference(DraftReference):
     """
 
     def __init__(self, speculator: Any, window: int, *, sink: int = 0, min_context: int = 0) -> None:
-        self._group = {
-            name: gid
-            for gid, groups in enumerate(speculator.attn_groups)
-            for group in groups
-            for name in group.layer_names
-        }
-        super().__init__(speculator.vllm_config, set(self._group))
-        self._speculator = speculator
-        tables = speculator.block_tables
-        # Held from the start: a build may leave other tensors in their place.
-        self._full_lens, self._full_tables = speculator.input_buffers.seq_lens, list(tables.input_block_tables)
-        self._sizes = tables.kernel_block_sizes
+        super().__init__(speculator)
         self._options = dict(window=window, sink=sink, min_context=min_context)
         self.causal = dict.fromkeys(self._group, True)
         self.steps: set[int] = set()

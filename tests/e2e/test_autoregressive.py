@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """EAGLE3, draft models and MTP on real vLLM: every forward of a proposal, the first included, sees the window."""
 
-import logging
-
 import pytest
 import torch
 
@@ -176,7 +174,7 @@ class TestMtp:
         with Engine(target, max_model_len=1024) as engine:
             assert engine.run(prompts, max_tokens=4).tokens == runs["on"][0].tokens
 
-    def test_off_by_default(self, tmp_path, caplog):
+    def test_off_by_default(self, tmp_path, window_lines):
         with Engine(
             mtp_target.write(tmp_path),
             speculative_config=self.SPECULATION,
@@ -184,9 +182,8 @@ class TestMtp:
             max_model_len=1024,
         ) as engine:
             assert type(engine.speculator).__name__ == "MTPSpeculator"
-        lines = [r for r in caplog.records if r.getMessage().startswith("Draft window")]
-        assert [r.levelno for r in lines] == [logging.INFO]
-        assert lines[0].getMessage().startswith("Draft window off: an MTP head is part of the target;")
+        ((level, line),) = window_lines
+        assert level == "INFO" and line.startswith("Draft window off: an MTP head is part of the target;")
 
 
 class TestNegativeControls:

@@ -232,19 +232,14 @@ def test_capture_bakes_in_the_twins_and_plans_for_the_window(monkeypatch):
     assert speculator.max_model_len == 1024
 
 
-def window_lines(caplog) -> list[tuple[str, str]]:
-    lines = [(r.levelname, r.getMessage()) for r in caplog.records]
-    return [line for line in lines if line[1].startswith("Draft window") and "metrics" not in line[1]]
-
-
-def test_start_up_line(caplog):
+def test_start_up_line(window_lines):
     with Engine(
         speculative_config=DEMO_SPECULATION,
         additional_config={"draft_window_size": 64, "draft_window_sink_size": 4, "draft_window_min_context": 200},
         max_model_len=1024,
     ) as engine:
         assert type(engine.speculator).__name__ == "WindowedDSparkSpeculator"
-    ((level, line),) = window_lines(caplog)
+    ((level, line),) = window_lines
     assert level == "INFO"
     # Gate: up to 199 tokens uncropped; ceil(199 / 32) columns.
     assert line.startswith(
@@ -261,7 +256,7 @@ def test_start_up_line(caplog):
     ],
     ids=["covers-everything", "no-speculation"],
 )
-def test_option_that_cannot_act_says_so_once(engine_args, additional_config, level, reason, caplog):
+def test_option_that_cannot_act_says_so_once(engine_args, additional_config, level, reason, window_lines):
     with Engine(
         **(
             dict(speculative_config=DEMO_SPECULATION, max_model_len=1024)
@@ -270,15 +265,15 @@ def test_option_that_cannot_act_says_so_once(engine_args, additional_config, lev
         )
     ) as engine:
         assert type(engine.speculator).__name__ in ("DSparkSpeculator", "NoneType")
-    assert window_lines(caplog) == [(level, f"Draft window off: {reason}.")]
+    assert window_lines == [(level, f"Draft window off: {reason}.")]
 
 
-def test_without_the_option_nothing_is_wrapped_and_nothing_is_said(caplog):
+def test_without_the_option_nothing_is_wrapped_and_nothing_is_said(window_lines):
     from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
 
     with Engine(speculative_config=DEMO_SPECULATION, max_model_len=1024) as engine:
         assert type(engine.speculator) is DSparkSpeculator
-    assert window_lines(caplog) == []
+    assert window_lines == []
 
 
 @pytest.mark.parametrize(
