@@ -48,7 +48,7 @@ def main() -> None:
         skipped_attention = skip_prefill_attention(engine.vllm_config)
 
     probe.phase = "run"
-    probe.count_replays(getattr(runner.speculator, "query_cudagraph_manager", None))
+    probe.count_replays(runner.speculator)
     measured = {workload.name: _measure(engine, run, workload) for workload in run.workloads}
     result = {
         "config": run.config,

@@ -11,8 +11,11 @@ from typing import Any
 
 import torch
 
-# Modules that call `build_attn_metadata` for the draft, for a step and for graph capture.
+# Modules that call `build_attn_metadata` for the draft, for a step and for graph capture. The last one is the target's,
+# which autoregressive drafts capture with.
 _BUILD_MODULES = ("vllm.v1.worker.gpu.spec_decode.speculator", "vllm.v1.worker.gpu.spec_decode.dflash.cudagraph")
+_CAPTURE_MODULE = "vllm.v1.worker.gpu.model_states.default"
+_CUDAGRAPH_MANAGERS = ("query_cudagraph_manager", "prefill_cudagraph_manager", "decode_cudagraph_manager")
 # A decode step has at most K + 1 query tokens a request; a prefill chunk has far more.
 _MIN_PREFILL_QUERIES = 64
 
@@ -27,12 +30,14 @@ class AddressProbe:
         self.phase = "start"
         self._replays = 0
         self._builds: dict[str, Counter[tuple[int, ...]]] = {"start": Counter(), "run": Counter()}
-        for name in _BUILD_MODULES:
-            module = importlib.import_module(name)
-            module.build_attn_metadata = self._watching(module.build_attn_metadata)  # type: ignore[attr-defined]
+        for name in (*_BUILD_MODULES, _CAPTURE_MODULE):
+            module: Any = importlib.import_module(name)
+            module.build_attn_metadata = self._watching(module.build_attn_metadata, always=name != _CAPTURE_MODULE)
 
-    def _watching(self, build: Any) -> Any:
+    def _watching(self, build: Any, *, always: bool) -> Any:
         def build_attn_metadata(*args: Any, **kwargs: Any) -> Any:
+            if not always and self.phase != "start":
+                return build(*args, **kwargs)
             # Only the draft's groups are filled in a speculator's list.
             groups = [i for i, group in enumerate(kwargs["attn_groups"]) if group]
             tensors = (kwargs["seq_lens"], *(kwargs["block_tables"][i] for i in groups))
@@ -42,17 +47,19 @@ class AddressProbe:
 
         return build_attn_metadata
 
-    def count_replays(self, manager: Any) -> None:
+    def count_replays(self, speculator: Any) -> None:
         """Count FULL replays: a window that its graphs refresh by themselves needs no build before them."""
-        replay = getattr(manager, "run_fullgraph", None)
-        if replay is None:
-            return
+        for name in _CUDAGRAPH_MANAGERS:
+            manager = getattr(speculator, name, None)
+            if manager is not None:
+                manager.run_fullgraph = self._counting(manager.run_fullgraph)
 
+    def _counting(self, replay: Any) -> Any:
         def run_fullgraph(*args: Any, **kwargs: Any) -> Any:
             self._replays += 1
             return replay(*args, **kwargs)
 
-        manager.run_fullgraph = run_fullgraph
+        return run_fullgraph
 
     def report(self, speculator: Any) -> dict[str, Any]:
         """Counts, and whether every build of the run read the addresses of the window's twins."""

@@ -118,7 +118,7 @@ def main() -> None:
     engine: Any = LLM(**run.llm_arguments()).llm_engine
     runner = engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     probe.phase = "run"
-    probe.count_replays(getattr(runner.speculator, "query_cudagraph_manager", None))
+    probe.count_replays(runner.speculator)
     guard = SyncGuard() if run.device == "cuda" else None
     if guard is not None:
         guard.watch(runner.speculator)
