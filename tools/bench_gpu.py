@@ -182,6 +182,8 @@ def _demo_pair(args: argparse.Namespace, console: Console) -> int:
 
     reference = json.loads(args.reference.read_text()) if args.reference else {"contexts": {}}
     longest = max(args.contexts)
+    if args.reference and reference["method"] != args.method:
+        raise ValueError(f"--reference {args.reference} is a run of {reference['method']}, not of {args.method}")
     prompts = pair.unpack(reference["prompts"]) if args.reference else pair.texts(args.prompts, longest)
     if longest > min(map(len, prompts)):
         raise ValueError(f"--contexts {longest} is longer than the prompts of --reference {args.reference}")

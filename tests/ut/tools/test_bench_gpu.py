@@ -214,6 +214,14 @@ def test_broken_promises_are_found(results, break_it, found):
     assert len(failures) == 1 and found in failures[0]
 
 
+def test_tokens_may_differ_where_other_drafts_were_accepted(results):
+    _change_token(results[1])
+    results[1]["workloads"]["512"]["accepted_length"] = 1.02
+    entries = summary.summarize(results, SIZES, window=64)
+    assert not entries[1]["tokens"]["on"]["equal"]
+    assert summary.failed_checks(results, entries) == []
+
+
 def test_graphs_that_refresh_the_window_need_no_builds(results):
     results[1]["addresses"].update(builds=0, builds_on_twins=0, distinct_pairs=0)
     assert summary.failed_checks(results, summary.summarize(results, SIZES, window=64)) == []
@@ -304,6 +312,14 @@ def test_acceptance_and_its_noise():
 def test_prompts_travel_as_text():
     prompts = pair.texts(2, 32)
     assert pair.unpack(pair.pack(prompts)) == prompts
+
+
+def test_reference_of_another_method_is_refused(tmp_path, capsys):
+    reference = tmp_path / "cpu.json"
+    reference.write_text('{"method": "dspark", "prompts": [], "contexts": {}}')
+    with pytest.raises(SystemExit):
+        bench_gpu.main(["demo-pair", "--method", "eagle3", "--reference", str(reference)])
+    assert "is a run of dspark, not of eagle3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
