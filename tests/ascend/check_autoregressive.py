@@ -6,6 +6,7 @@ import torch
 
 from tests.ascend.engine import ascend_engine, capture_autoregressive_graphs, compared, source_code
 from tests.ascend.reference import AutoregressiveReference
+from tests.e2e import mtp_target
 from tests.parity import eagle3_draft
 from vllm_ascend.worker.v2.spec_decode.autoregressive.speculator import AscendAutoRegressiveSpeculator
 from vllm_ascend.worker.v2.spec_decode.draft_window import ascend
@@ -72,6 +73,17 @@ def test_sink_and_length_gate(num_tokens, tokens_without_draft, tmp_path):
         in_chunks(engine)
         assert run(engine, PROMPTS[:3], **options)[0] == tokens_without_draft[:3]
         assert run_in_graphs(engine, PROMPTS[:3], **options) == tokens_without_draft[:3]
+
+
+def test_mtp_head(tmp_path):
+    target, speculation = mtp_target.write(tmp_path), {"method": "mtp", "num_speculative_tokens": NUM_TOKENS}
+    with ascend_engine(None, model=target) as engine:
+        expected = engine.run(PROMPTS, max_tokens=MAX_TOKENS).tokens
+    with ascend_engine(speculation, model=target, draft_window_size=WINDOW, draft_window_mtp=True) as engine:
+        assert type(engine.speculator).__name__ == "WindowedAscendMTPSpeculator"
+        in_chunks(engine)
+        assert run(engine)[0] == expected
+        assert run_in_graphs(engine) == expected
 
 
 def _targets_metadata(speculator, monkeypatch):

@@ -21,7 +21,7 @@ from vllm.v1.worker.cpu import model_runner as cpu_model_runner
 
 from tests.ascend.fia import watch
 from tests.ascend.reference import DraftReference, ParallelReference
-from tools.measure import Engine
+from tools.measure import DEMO_PAIR, Engine
 from vllm_ascend.ascend_config import init_ascend_config
 from vllm_ascend.attention import utils as attention_utils
 from vllm_ascend.compilation import acl_graph
@@ -86,7 +86,12 @@ _custom_ops.rotary_embedding = lambda positions, *args: _rotary_embedding(positi
 
 @contextmanager
 def ascend_engine(
-    speculation: dict[str, Any] | None, *, runner: int = 2, max_model_len: int = MAX_MODEL_LEN, **options: Any
+    speculation: dict[str, Any] | None,
+    *,
+    model: Path = DEMO_PAIR / "target",
+    runner: int = 2,
+    max_model_len: int = MAX_MODEL_LEN,
+    **options: Any,
 ) -> Iterator[Engine]:
     """An engine whose model runner, of that version, is vLLM-Ascend's; ``options`` go into ``additional_config``."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(runner == 2))
@@ -94,6 +99,7 @@ def ascend_engine(
     attention_utils.enable_dcp.cache_clear()
     attention_utils.enable_pcp.cache_clear()
     with Engine(
+        model,
         speculative_config=speculation,
         additional_config=options,
         max_model_len=max_model_len,

@@ -33,18 +33,15 @@ def test_window_restores_acceptance_at_4096_tokens(without_speculation):
 
 
 def test_window_keeps_an_eagle3_draft_at_4096_tokens():
-    """Eight prompts, because every step takes seven draft forwards. They leave an error of a tenth either way.
-
-    The checkpoint's own record, over 96 prompts, is held to 0.9 in ``tests/ut/tools/test_demo_pair.py``. Without a
-    window the length at 4096 tokens is a third of that at 512.
-    """
-    prompts = {n: demo_prompts(NUM_PROMPTS // 2, n) for n in (512, 4096)}
+    """Without a window the length at 4096 tokens is a third of that at 512."""
     with Engine(
         speculative_config=DEMO_SPECULATION | {"method": "eagle3", "model": str(DEMO_PAIR / DRAFT_FOLDERS["eagle3"])},
         additional_config={"draft_window_size": 512},
         max_model_len=4352,
         # A first forward keeps its whole chunk in sight, so that chunks beyond the window cost the first proposal.
         max_num_batched_tokens=512,
+        kv_cache_memory_bytes=1 << 30,
     ) as engine:
-        measured = {n: engine.run(texts, max_tokens=MAX_TOKENS) for n, texts in prompts.items()}
-    assert measured[4096].accepted_length >= 0.85 * measured[512].accepted_length
+        # More than for DSpark: seven forwards a step are slow, but fewer prompts leave an error of a tenth.
+        measured = {n: engine.run(demo_prompts(24, n), max_tokens=MAX_TOKENS) for n in (512, 4096)}
+    assert measured[4096].accepted_length >= 0.9 * measured[512].accepted_length
