@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.e2e.conftest import VLLM_VERSION
 from tests.e2e.recorder import Recorder
 from tests.e2e.test_lossless import MAX_TOKENS, WINDOW, mixed_prompts
 from tools.cpu_engine import SITE_DIR
@@ -166,6 +167,19 @@ def test_one_launch_per_build_that_crops_none_otherwise_and_no_synchronization(m
     # W = 64 in blocks of 32: the first crop is at 96 tokens; the host may be ahead of the device by 2 proposals.
     assert {count for longest, count, _ in steps if longest >= 96} == {1}
     assert {count for longest, count, _ in steps if longest < 96 - 2 * 8} == {0}
+
+
+@pytest.mark.skipif(VLLM_VERSION >= (0, 32), reason="vLLM 0.32 leaves builds before replays out by itself")
+def test_builds_that_wait_for_their_forward(without_speculation):
+    """As with FlashAttention on a GPU: here no builder says that it allows it, though in eager mode every one does."""
+    prompts = mixed_prompts()
+    with Engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, max_model_len=1024) as engine:
+        speculator = engine.speculator
+        speculator._forward_builds = True
+        recorder = Recorder(speculator, window=64)
+        tokens = engine.run(prompts, max_tokens=MAX_TOKENS).tokens
+    assert tokens == without_speculation(prompts, max_tokens=MAX_TOKENS, max_model_len=1024)
+    assert recorder.windowed_rows > 100 and len(recorder.windowed_addresses) == 1
 
 
 def test_exception_in_the_build_leaves_everything_as_it_was_and_the_next_step_is_right(without_speculation):
