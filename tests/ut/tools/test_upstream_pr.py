@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tool that writes the vLLM-Ascend pull request: its edits on small modules, and the whole of it on a checkout."""
 
+import ast
 import os
 import re
 import subprocess
@@ -185,6 +186,42 @@ def test_model_runner_v1_without_the_hooks_into_an_installed_package():
         assert f"def {public}(" in text and f"_{public}(" not in text.replace(f"def {public}(", "")
     with pytest.raises(MissingAnchor, match="function _attach"):
         package.mrv1_in_tree('"""Nothing."""\n')
+
+
+def _defined(module: str) -> set[str]:
+    """What a module of the package, named with dots, has at its top level."""
+    tree = ast.parse((package.REPOSITORY / f"{module.replace('.', '/')}.py").read_text())
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+    return names
+
+
+@pytest.mark.parametrize("template", sorted(path.name for path in package.TEMPLATES.glob("test_*.py.txt")))
+def test_templates_use_names_that_the_package_has(template):
+    tree = ast.parse(re.sub(r"^@\w+@$", "", (package.TEMPLATES / template).read_text(), flags=re.MULTILINE))
+    dotted = package.PACKAGE.replace("/", ".")
+    modules: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(dotted):
+            continue
+        if node.module == dotted:
+            modules |= {alias.asname or alias.name: f"{dotted}.{alias.name}" for alias in node.names}
+        else:
+            assert {alias.name for alias in node.names} <= _defined(node.module), node.module
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            assert node.attr in _defined(modules[node.value.id]), f"{node.value.id}.{node.attr}"
+
+
+def test_mixins_are_where_the_integration_imports_them_from():
+    for module, name in {mixin for item in INTEGRATIONS for mixin in item.mixins}:
+        assert name in _defined(f"{package.PACKAGE.replace('/', '.')}.{module}")
 
 
 def test_copied_tests_import_their_helpers_where_upstream_has_them():
