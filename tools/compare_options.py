@@ -18,10 +18,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tools.comparison.columns import Column, columns, limit_to  # noqa: E402
 from tools.comparison.plot import plot  # noqa: E402
 from tools.comparison.results import Key, Result, ResultFile, different_outputs, table  # noqa: E402
-from tools.demo_pair import DRAFT_FOLDERS  # noqa: E402
+from tools.demo_pair import DRAFT_FOLDERS, NUM_SPECULATIVE_TOKENS  # noqa: E402
 from tools.sweep.texts import numbers  # noqa: E402
 
-NUM_SPECULATIVE_TOKENS = 7
 # What the drafts were trained on.
 WINDOW = 512
 COLUMNS = columns(WINDOW)
@@ -111,16 +110,12 @@ def measure(
     source: str, method: str, label: str, column: Column, contexts: list[int], prompts: int, max_tokens: int
 ) -> Iterator[Result]:
     """One engine, every context length through it."""
-    from tools.measure import DEMO_PAIR, Engine, demo_prompts
+    from tools.measure import Engine, demo_prompts, demo_speculation
 
     # The last step that counts may go on beyond ``max_tokens``.
     total = max_tokens + NUM_SPECULATIVE_TOKENS
     with Engine(
-        speculative_config={
-            "method": method,
-            "model": str(DEMO_PAIR / DRAFT_FOLDERS[method]),
-            "num_speculative_tokens": NUM_SPECULATIVE_TOKENS,
-        },
+        speculative_config=demo_speculation(method),
         additional_config=column.options,
         max_model_len=max(contexts) + 256,
         max_num_seqs=min(prompts, 16),

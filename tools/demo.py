@@ -20,7 +20,6 @@ from rich.table import Table
 
 CONTEXTS = (512, 2048, 4096)
 FULL_CONTEXTS = (*CONTEXTS, 8192)
-NUM_SPECULATIVE_TOKENS = 7
 
 
 class Method(str, Enum):
@@ -80,11 +79,9 @@ def _measure(
     max_tokens: int,
 ) -> tuple[dict[str, dict[int, Any]], dict[str, str]]:
     """One engine at a time, every context through each; returns measurements by engine and context."""
-    from tools.demo_pair import DRAFT_FOLDERS
-    from tools.measure import DEMO_PAIR, Engine, demo_prompts
+    from tools.measure import Engine, demo_prompts, demo_speculation
 
-    draft = DEMO_PAIR / DRAFT_FOLDERS[method]
-    speculation = {"method": method, "model": str(draft), "num_speculative_tokens": NUM_SPECULATIVE_TOKENS}
+    speculation = demo_speculation(method)
     configurations: dict[str, dict[str, Any]] = {
         "target alone": {},
         "off": {"speculative_config": speculation},
@@ -114,6 +111,8 @@ def _measure(
 
 
 def _table(rows: list[dict[str, Any]], window: int, engine: dict[str, str]) -> Table:
+    from tools.demo_pair import NUM_SPECULATIVE_TOKENS
+
     names = f"vLLM {engine['vllm']}, {engine['runner']}, {engine['speculator']}"
     table = Table(
         title=f"Mean accepted length (of {NUM_SPECULATIVE_TOKENS + 1}) · {names}",

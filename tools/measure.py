@@ -15,8 +15,18 @@ import numpy as np
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
+from tools.demo_pair import DRAFT_FOLDERS, NUM_SPECULATIVE_TOKENS
+
 DEMO_PAIR = Path(__file__).resolve().parents[1] / "checkpoints" / "demo-pair"
-DEMO_SPECULATION = {"method": "dspark", "model": str(DEMO_PAIR / "draft"), "num_speculative_tokens": 7}
+
+
+def demo_speculation(method: str) -> dict[str, Any]:
+    """The ``speculative_config`` of one of the demo pair's drafts."""
+    draft = DEMO_PAIR / DRAFT_FOLDERS[method]
+    return {"method": method, "model": str(draft), "num_speculative_tokens": NUM_SPECULATIVE_TOKENS}
+
+
+DEMO_SPECULATION = demo_speculation("dspark")
 
 
 @dataclass(frozen=True, kw_only=True)

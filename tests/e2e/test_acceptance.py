@@ -3,8 +3,7 @@
 
 import pytest
 
-from tools.demo_pair import DRAFT_FOLDERS
-from tools.measure import DEMO_PAIR, DEMO_SPECULATION, Engine, demo_prompts
+from tools.measure import DEMO_SPECULATION, Engine, demo_prompts, demo_speculation
 
 NUM_PROMPTS = 16
 MAX_TOKENS = 48
@@ -35,7 +34,7 @@ def test_window_restores_acceptance_at_4096_tokens(without_speculation):
 def test_window_keeps_an_eagle3_draft_at_4096_tokens():
     """Without a window the length at 4096 tokens is a third of that at 512."""
     with Engine(
-        speculative_config=DEMO_SPECULATION | {"method": "eagle3", "model": str(DEMO_PAIR / DRAFT_FOLDERS["eagle3"])},
+        speculative_config=demo_speculation("eagle3"),
         additional_config={"draft_window_size": 512},
         max_model_len=4352,
         # A first forward keeps its whole chunk in sight, so that chunks beyond the window cost the first proposal.

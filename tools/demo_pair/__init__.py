@@ -3,3 +3,5 @@
 
 DRAFT_FOLDERS = {"dspark": "draft", "eagle3": "eagle3"}
 """Where the checkpoint keeps the draft of each method; the target is in ``target``."""
+NUM_SPECULATIVE_TOKENS = 7
+"""Tokens that the tools let either draft propose."""
