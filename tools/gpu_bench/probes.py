@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-# Modules that call `build_attn_metadata` for the draft, for a step and for graph capture. The last one is the target's,
-# which autoregressive drafts capture with.
+# Modules that call `build_attn_metadata` for the draft, for a step and for graph capture.
 _BUILD_MODULES = ("vllm.v1.worker.gpu.spec_decode.speculator", "vllm.v1.worker.gpu.spec_decode.dflash.cudagraph")
+# The target's, which autoregressive drafts capture with.
 _CAPTURE_MODULE = "vllm.v1.worker.gpu.model_states.default"
 _CUDAGRAPH_MANAGERS = ("query_cudagraph_manager", "prefill_cudagraph_manager", "decode_cudagraph_manager")
 # A decode step has at most K + 1 query tokens a request; a prefill chunk has far more.

@@ -222,12 +222,12 @@ class DraftWindowMixin:
             upper_bound = torch.from_numpy(windowed - step)
         else:
             self._counters.record()
-        longest = inputs.geometry.longest(queries if isinstance(queries, int) else int(queries.max()), lookahead)
-        max_seq_len = min(self.draft_max_seq_len, longest)
 
+        # A build that waits for its forward may never run, and leaves this to whoever runs it.
         def window() -> AbstractContextManager[None]:
             inputs.refresh(num_reqs=num_reqs, num_rows=num_rows, queries=uniform, lookahead=lookahead)
-            return inputs.in_place_of_originals((self, "draft_max_seq_len", max_seq_len))
+            longest = inputs.geometry.longest(queries if isinstance(queries, int) else int(queries.max()), lookahead)
+            return inputs.in_place_of_originals((self, "draft_max_seq_len", min(self.draft_max_seq_len, longest)))
 
         return window, upper_bound
 
