@@ -2,8 +2,7 @@
 """Engines for the end-to-end tests; everything here runs real vLLM."""
 
 import importlib.metadata
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -21,26 +20,6 @@ def pytest_collection_modifyitems(items):
 
 if VLLM_VERSION is None:
     collect_ignore_glob = ["test_*.py"]
-
-
-@pytest.fixture
-def window_lines() -> Iterator[list[tuple[str, str]]]:
-    """Level and text of the window's own lines, but for its metrics.
-
-    A filter hears them: starting an engine may set up vLLM's logging anew, which takes handlers away.
-    """
-    lines = []
-
-    def hear(record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        if text.startswith("Draft window") and "metrics" not in text:
-            lines.append((record.levelname, text))
-        return True
-
-    logger = logging.getLogger("vllm.logger")
-    logger.addFilter(hear)
-    yield lines
-    logger.removeFilter(hear)
 
 
 @pytest.fixture(scope="session")
