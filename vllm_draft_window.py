@@ -8,7 +8,7 @@ else. vLLM would log a traceback of that; here it becomes one line that says wha
 from importlib import import_module
 from multiprocessing import parent_process
 
-_PACKAGE = "vllm_ascend.worker.v2.spec_decode.draft_window"
+_PACKAGE = "vllm_ascend.draft_window"
 _PLUGIN = f"{_PACKAGE}.plugin"
 OLDEST_VLLM = (0, 26)
 

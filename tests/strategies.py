@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tests.oracle import Case
-from vllm_ascend.worker.v2.spec_decode.draft_window.geometry import WindowGeometry
+from vllm_ascend.draft_window.geometry import WindowGeometry
 
 MAX_BLOCK_ID = 2**31 - 1
 

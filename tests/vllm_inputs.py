@@ -11,7 +11,7 @@ from vllm.v1.worker.gpu.input_batch import InputBuffers
 
 from tests.oracle import Case
 from tests.strategies import full_tables, geometry_of
-from vllm_ascend.worker.v2.spec_decode.draft_window.inputs import WindowedInputs
+from vllm_ascend.draft_window.inputs import WindowedInputs
 
 CPU = torch.device("cpu")
 

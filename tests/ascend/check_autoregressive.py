@@ -9,8 +9,8 @@ from tests.ascend.reference import AutoregressiveReference
 from tests.e2e import mtp_target
 from tests.parity import eagle3_draft
 from vllm_ascend.worker.v2.spec_decode.autoregressive.speculator import AscendAutoRegressiveSpeculator
-from vllm_ascend.worker.v2.spec_decode.draft_window import ascend
-from vllm_ascend.worker.v2.spec_decode.draft_window import speculator as draft_window
+from vllm_ascend.draft_window import ascend
+from vllm_ascend.draft_window import speculator as draft_window
 
 WINDOW = 64
 MAX_TOKENS = 8

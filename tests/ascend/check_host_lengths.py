@@ -18,9 +18,9 @@ from vllm_ascend.attention import mla_v1, sfa_v1
 from vllm_ascend.attention.attention_v1 import AscendAttentionBackend
 from vllm_ascend.attention.dsa_v1 import AscendDSABackend, AscendDSAC4Backend, AscendDSAC128Backend, AscendDSASWABackend
 from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec, AscendSFAIndexerCacheSpec
-from vllm_ascend.worker.v2.spec_decode.draft_window import ascend
-from vllm_ascend.worker.v2.spec_decode.draft_window.config import WindowOff
-from vllm_ascend.worker.v2.spec_decode.draft_window.groups import inspect_draft_layers
+from vllm_ascend.draft_window import ascend
+from vllm_ascend.draft_window.config import WindowOff
+from vllm_ascend.draft_window.groups import inspect_draft_layers
 
 WINDOW = 512
 MAX_MODEL_LEN = 2048

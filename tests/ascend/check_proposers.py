@@ -10,7 +10,7 @@ from tests.e2e.drafts import speculation
 from tests.parity import eagle3_draft
 from vllm_ascend.spec_decode import llm_base_proposer, utils
 from vllm_ascend.spec_decode.sliding_window import SlidingWindowAdapter
-from vllm_ascend.worker.v2.spec_decode.draft_window import mrv1
+from vllm_ascend.draft_window import mrv1
 
 WINDOW = 64
 MAX_TOKENS = 6

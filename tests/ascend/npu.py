@@ -18,7 +18,7 @@ from unittest.mock import MagicMock
 from tools.cpu_engine import activate as activate_cpu_engine
 
 REPOSITORY = Path(__file__).parents[2]
-_OUR_PACKAGES = ("vllm_ascend.spec_decode", "vllm_ascend.worker.v2.spec_decode")
+_OUR_PACKAGES = ("vllm_ascend", "vllm_ascend.spec_decode")
 
 
 def activate(checkout: str) -> None:

@@ -127,7 +127,7 @@ class SynchronizingOps(TorchDispatchMode):
 
 def test_one_launch_per_build_that_crops_none_otherwise_and_no_synchronization(monkeypatch):
     """Counted around every step of the window, in a batch that grows past the window."""
-    from vllm_ascend.worker.v2.spec_decode.draft_window import kernels
+    from vllm_ascend.draft_window import kernels
 
     launches = 0
     launch = kernels._Launch.__call__

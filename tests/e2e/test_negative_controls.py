@@ -95,7 +95,7 @@ def test_not_restoring(without_speculation):
         activate()
         from tests.e2e.test_lossless import WINDOW, mixed_prompts
         from tools.measure import DEMO_SPECULATION, Engine
-        from vllm_ascend.worker.v2.spec_decode.draft_window import inputs
+        from vllm_ascend.draft_window import inputs
         inputs.swapped.__exit__ = lambda *_: None
         with Engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, max_model_len=1024) as engine:
             print("tokens", engine.run(mixed_prompts()[2:], max_tokens=8).tokens)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vllm_ascend.worker.v2.spec_decode.draft_window.config import DraftWindowOptions
+from vllm_ascend.draft_window.config import DraftWindowOptions
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-OURS = "vllm_ascend/worker/v2/spec_decode/draft_window/"
-GEOMETRY = "vllm_ascend.worker.v2.spec_decode.draft_window.geometry"
+OURS = "vllm_ascend/draft_window/"
+GEOMETRY = "vllm_ascend.draft_window.geometry"
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def register_beside(folder: Path) -> tuple[bool, list[str]]:
 def lay_out_upstream(folder: Path) -> Path:
     """The package folders of an installed vLLM-Ascend, each a regular package."""
     package = folder / "vllm_ascend"
-    for name in ("", "spec_decode", "worker", "worker/v2", "worker/v2/spec_decode"):
+    for name in ("", "spec_decode"):
         (package / name).mkdir(exist_ok=True)
         (package / name / "__init__.py").touch()
     return package
@@ -82,17 +82,8 @@ def test_a_source_checkout_elsewhere_gets_one_line_that_names_the_tool(tmp_path)
     package = lay_out_upstream(tmp_path)
     hooked, lines = register_beside(tmp_path)
     assert not hooked and len(lines) == 1
-    assert f"Draft window off: {package} has no vllm_ascend.worker.v2.spec_decode.draft_window" in lines[0]
+    assert f"Draft window off: {package} has no vllm_ascend.draft_window" in lines[0]
     assert "python tools/upstream_pr.py --checkout" in lines[0]
-
-
-def test_a_vllm_ascend_without_model_runner_v2_gets_the_line_too(tmp_path):
-    package = lay_out_upstream(tmp_path)
-    for path in sorted((package / "worker").rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    (package / "worker" / "__init__.py").touch()
-    hooked, lines = register_beside(tmp_path)
-    assert not hooked and len(lines) == 1 and "has no vllm_ascend.worker.v2," in lines[0]
 
 
 def test_a_vllm_ascend_with_the_window_merged_needs_no_hooks(wheel, tmp_path):
@@ -144,7 +135,7 @@ def test_entry_point(wheel):
 def test_import(wheel, upstream_is_there, tmp_path):
     wheel.extractall(tmp_path)
     if upstream_is_there:
-        for folder in ("", "spec_decode", "worker", "worker/v2", "worker/v2/spec_decode"):
+        for folder in ("", "spec_decode"):
             (tmp_path / "vllm_ascend" / folder / "__init__.py").write_text(f"owner = 'upstream {folder}'\n")
     imported = python(
         f"import {GEOMETRY} as g, vllm_ascend as v; print(g.__file__, getattr(v, 'owner', None))", tmp_path

@@ -50,7 +50,7 @@ def limit_to(steps: Steps, speculator: Any) -> None:
     """Take the window away from the other forwards of an autoregressive speculator's proposals (eager mode)."""
     if steps is Steps.later:
         # Upstream's first forward reads the target's metadata.
-        from vllm_ascend.worker.v2.spec_decode.draft_window.autoregressive import TargetDependentDraftWindow
+        from vllm_ascend.draft_window.autoregressive import TargetDependentDraftWindow
 
         speculator._prefill = super(TargetDependentDraftWindow, speculator)._prefill
     elif steps is Steps.first:

@@ -118,8 +118,8 @@ def judge(vllm_config: Any) -> Verdict:
     Raises:
         BadInput: the window's options are wrong, or cannot work with this engine.
     """
-    from vllm_ascend.worker.v2.spec_decode.draft_window.config import DraftWindow, WindowOff
-    from vllm_ascend.worker.v2.spec_decode.draft_window.startup import decide
+    from vllm_ascend.draft_window.config import DraftWindow, WindowOff
+    from vllm_ascend.draft_window.startup import decide
 
     try:
         decision = decide(vllm_config)
@@ -148,7 +148,7 @@ def _runner_windows(vllm_config: Any) -> bool:
         return True
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
-    from vllm_ascend.worker.v2.spec_decode.draft_window import mrv1
+    from vllm_ascend.draft_window import mrv1
 
     # The worker's module loads vLLM-Ascend's proposers, if there are any.
     resolve_obj_by_qualname(vllm_config.parallel_config.worker_cls)

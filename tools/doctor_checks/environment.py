@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from tools.doctor_checks.report import Finding, Level
 
 PLUGIN_GROUP, PLUGIN = "vllm.general_plugins", "draft_window"
-_PACKAGE = "vllm_ascend.worker.v2.spec_decode.draft_window"
+_PACKAGE = "vllm_ascend.draft_window"
 SUPPORTED = "vLLM 0.26 to 0.32"
 
 # What a report should name; the first distribution that is installed counts.

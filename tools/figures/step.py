@@ -18,7 +18,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from vllm_ascend.worker.v2.spec_decode.draft_window.geometry import WindowGeometry
+from vllm_ascend.draft_window.geometry import WindowGeometry
 
 PICTURE = Path(__file__).parents[2] / "docs" / "assets" / "window_in_a_step.png"
 BLOCK, WINDOW, SINK, LENGTH, COLUMNS = 16, 64, 16, 217, 16

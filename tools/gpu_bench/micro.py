@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from vllm_ascend.worker.v2.spec_decode.draft_window.geometry import WindowGeometry
-from vllm_ascend.worker.v2.spec_decode.draft_window.inputs import WindowedInputs
+from vllm_ascend.draft_window.geometry import WindowGeometry
+from vllm_ascend.draft_window.inputs import WindowedInputs
 
 _QUERIES = 7
 _REPETITIONS = 30

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tools.planner.checkpoints import Checkpoint
 from tools.planner.deployment import Deployment, geometry_of, tokens_seen
-from vllm_ascend.worker.v2.spec_decode.draft_window.config import (
+from vllm_ascend.draft_window.config import (
     DraftFacts,
     DraftWindow,
     DraftWindowOptions,

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 
 from tools.planner.checkpoints import Checkpoint
-from vllm_ascend.worker.v2.spec_decode.draft_window.config import (
+from vllm_ascend.draft_window.config import (
     PARALLEL_METHODS,
     DraftFacts,
     DraftWindow,
     facts_from_config,
 )
-from vllm_ascend.worker.v2.spec_decode.draft_window.geometry import WindowGeometry
+from vllm_ascend.draft_window.geometry import WindowGeometry
 
 
 @dataclass(frozen=True, kw_only=True)

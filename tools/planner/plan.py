@@ -16,15 +16,15 @@ import torch
 from tools.planner.advice import Suggestion, suggest, warnings
 from tools.planner.checkpoints import Checkpoint
 from tools.planner.deployment import Deployment, facts, forwards, geometry_of, tokens_seen
-from vllm_ascend.worker.v2.spec_decode.draft_window.config import (
+from vllm_ascend.draft_window.config import (
     DraftFacts,
     DraftWindow,
     DraftWindowOptions,
     WindowOff,
     resolve,
 )
-from vllm_ascend.worker.v2.spec_decode.draft_window.geometry import WindowGeometry
-from vllm_ascend.worker.v2.spec_decode.draft_window.inputs import WindowedInputs
+from vllm_ascend.draft_window.geometry import WindowGeometry
+from vllm_ascend.draft_window.inputs import WindowedInputs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from .python_source import Source, keep_definitions
 REPOSITORY = Path(__file__).parents[2]
 TEMPLATES = Path(__file__).parent / "templates"
 
-PACKAGE = "vllm_ascend/worker/v2/spec_decode/draft_window"
+PACKAGE = "vllm_ascend/draft_window"
 SHIM = "vllm_ascend/spec_decode/sliding_window.py"
 
 _PLUGIN_ONLY = {"plugin.py"}
@@ -28,13 +28,13 @@ compares lengths, windowed by then, with ``max_model_len``.
 
 _COPYRIGHT = "# SPDX-FileCopyrightText: Copyright contributors to the vLLM-Ascend project"
 
-UNIT_TESTS = "tests/ut/worker/v2/spec_decode/draft_window"
+UNIT_TESTS = "tests/ut/draft_window"
 MRV1_TESTS = "tests/ut/spec_decode"
 # Ours -> upstream's. Tests that need hypothesis, which upstream does not install, stay here.
 COPIED_TESTS = {
     "tests/oracle.py": f"{UNIT_TESTS}/oracle.py",
-    "tests/ut/worker/v2/spec_decode/draft_window/test_config.py": f"{UNIT_TESTS}/test_config.py",
-    "tests/ut/worker/v2/spec_decode/draft_window/test_public_cases.py": f"{UNIT_TESTS}/test_public_cases.py",
+    "tests/ut/draft_window/test_config.py": f"{UNIT_TESTS}/test_config.py",
+    "tests/ut/draft_window/test_public_cases.py": f"{UNIT_TESTS}/test_public_cases.py",
     "tests/ut/spec_decode/metadata.py": f"{MRV1_TESTS}/draft_window_metadata.py",
     "tests/ut/spec_decode/test_known_defects.py": f"{MRV1_TESTS}/test_draft_window_defects.py",
 }
@@ -86,7 +86,7 @@ def write_unit_tests(tree: Tree, cases: str) -> None:
         tree.write(theirs, (TEMPLATES / f"{name}.txt").read_text().replace("@CASES@", cases))
     # The folders' own names would otherwise be top-level packages for pytest.
     for folder in (UNIT_TESTS, *map(str, Path(UNIT_TESTS).parents)):
-        if folder.startswith("tests/ut/worker/v2") and tree.get(f"{folder}/__init__.py") is None:
+        if folder == UNIT_TESTS and tree.get(f"{folder}/__init__.py") is None:
             tree.write(f"{folder}/__init__.py", "")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vllm_ascend.worker.v2.spec_decode.draft_window.geometry import WindowGeometry
+from vllm_ascend.draft_window.geometry import WindowGeometry
 
 _OPTIMISTIC_MIRROR = "seq_lens_cpu_upper_bound"
 _MIRRORS = ("seq_lens_cpu", "_seq_lens_cpu", _OPTIMISTIC_MIRROR)

@@ -46,7 +46,7 @@ if importlib.util.find_spec("torchvision") is None:  # image processors, which n
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    from vllm_ascend.worker.v2.spec_decode.draft_window import mrv1
+    from vllm_ascend.draft_window import mrv1
 
     assert mrv1.install()
     for item in items:  # the test module has imported the adapter by name

@@ -306,5 +306,5 @@ def test_as_a_command_without_vllm(tmp_path):
         command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"COLUMNS": "120"}, check=True
     )
     assert "33 of 1024" in result.stdout and "Suggested window" in result.stdout
-    assert "vllm_ascend.worker.v2.spec_decode.draft_window.geometry" in result.stderr
+    assert "vllm_ascend.draft_window.geometry" in result.stderr
     assert " vllm.config" not in result.stderr

@@ -236,8 +236,8 @@ def test_copied_tests_import_their_helpers_where_upstream_has_them():
         "import regex as re",
         "",
         "from tests.ut.spec_decode.draft_window_metadata import make_table",
-        "from tests.ut.worker.v2.spec_decode.draft_window import oracle",
-        "from tests.ut.worker.v2.spec_decode.draft_window.oracle import Case",
+        "from tests.ut.draft_window import oracle",
+        "from tests.ut.draft_window.oracle import Case",
         "from vllm_ascend.x import y",
     ]
 

@@ -25,7 +25,7 @@ from triton.runtime import driver
 
 sys.modules["vllm"] = SimpleNamespace()
 sys.modules["vllm.triton_utils"] = SimpleNamespace(triton=triton, tl=triton.language)
-from vllm_ascend.worker.v2.spec_decode.draft_window import kernels
+from vllm_ascend.draft_window import kernels
 
 TARGET = GPUTarget("cuda", 90, 32)
 arrived = []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests import oracle
 from tests.oracle import Case
 from tests.strategies import batches, cases, full_tables, geometry_of
-from vllm_ascend.worker.v2.spec_decode.draft_window.geometry import WindowGeometry
+from vllm_ascend.draft_window.geometry import WindowGeometry
 
 PROPERTY = settings(max_examples=2000, deadline=None)
 

@@ -18,8 +18,8 @@ pytest.importorskip("vllm")
 
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics  # noqa: E402
 
-from vllm_ascend.worker.v2.spec_decode.draft_window.counters import DraftWindowCounters  # noqa: E402
-from vllm_ascend.worker.v2.spec_decode.draft_window.geometry import WindowGeometry  # noqa: E402
+from vllm_ascend.draft_window.counters import DraftWindowCounters  # noqa: E402
+from vllm_ascend.draft_window.geometry import WindowGeometry  # noqa: E402
 
 GEOMETRY = WindowGeometry(window=512, block_sizes=(32,), full_columns=(256,), max_model_len=8192, max_queries=8)
 
@@ -113,7 +113,7 @@ def test_one_line_per_interval_and_one_after_the_last_build(caplog_vllm):
 CHILD = """
 from tools.cpu_engine import activate
 activate()
-from tests.ut.worker.v2.spec_decode.draft_window.test_counters import DraftWindowCounters, bounds, config
+from tests.ut.draft_window.test_counters import DraftWindowCounters, bounds, config
 for _ in range(3):
     counters = DraftWindowCounters(config(model="files"))
     counters.record(*bounds([4096]))

@@ -7,7 +7,7 @@ import torch
 
 from tests import oracle
 from tests.oracle import Case
-from vllm_ascend.worker.v2.spec_decode.draft_window.geometry import WindowGeometry
+from vllm_ascend.draft_window.geometry import WindowGeometry
 
 
 def geometry(window, block_size=128, *, columns=64, max_model_len=8192, queries=1, lookahead=0, **more):

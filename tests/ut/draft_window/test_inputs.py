@@ -13,7 +13,7 @@ from tests import oracle
 from tests.oracle import Case
 from tests.strategies import batches, cases
 from tests.vllm_inputs import Batch
-from vllm_ascend.worker.v2.spec_decode.draft_window import kernels
+from vllm_ascend.draft_window import kernels
 
 PROPERTY = settings(max_examples=2000, deadline=None)
 FUSED = pytest.mark.parametrize("fused", [True, False], ids=["triton", "torch"])

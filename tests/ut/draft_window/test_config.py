@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_ascend.worker.v2.spec_decode.draft_window.config import (
+from vllm_ascend.draft_window.config import (
     DraftFacts,
     DraftWindow,
     DraftWindowOptions,

@@ -17,8 +17,8 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.worker.utils import AttentionGroup
 
 from tests.vllm_inputs import make_block_tables
-from vllm_ascend.worker.v2.spec_decode.draft_window.config import WindowOff
-from vllm_ascend.worker.v2.spec_decode.draft_window.groups import inspect_draft_groups
+from vllm_ascend.draft_window.config import WindowOff
+from vllm_ascend.draft_window.groups import inspect_draft_groups
 
 SHAPE = dict(num_kv_heads=2, head_size=64, dtype=torch.float32)
 

@@ -11,8 +11,8 @@ import torch
 from tests import oracle
 from tests.oracle import Case
 from tests.vllm_inputs import Batch
-from vllm_ascend.worker.v2.spec_decode.draft_window.groups import let_builds_only_refer
-from vllm_ascend.worker.v2.spec_decode.draft_window.parallel import ParallelDraftWindow
+from vllm_ascend.draft_window.groups import let_builds_only_refer
+from vllm_ascend.draft_window.parallel import ParallelDraftWindow
 
 CASE = Case(window=64, block_sizes=(16,), full_columns=(64,), max_model_len=1024, queries=7)
 
