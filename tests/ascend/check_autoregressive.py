@@ -8,9 +8,9 @@ from tests.ascend.engine import ascend_engine, capture_autoregressive_graphs, co
 from tests.ascend.reference import AutoregressiveReference
 from tests.e2e import mtp_target
 from tests.parity import eagle3_draft
-from vllm_ascend.worker.v2.spec_decode.autoregressive.speculator import AscendAutoRegressiveSpeculator
 from vllm_ascend.draft_window import ascend
 from vllm_ascend.draft_window import speculator as draft_window
+from vllm_ascend.worker.v2.spec_decode.autoregressive.speculator import AscendAutoRegressiveSpeculator
 
 WINDOW = 64
 MAX_TOKENS = 8

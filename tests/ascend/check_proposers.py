@@ -8,9 +8,9 @@ from tests.ascend.fia import watch
 from tests.ascend.reference import ProposerReference
 from tests.e2e.drafts import speculation
 from tests.parity import eagle3_draft
+from vllm_ascend.draft_window import mrv1
 from vllm_ascend.spec_decode import llm_base_proposer, utils
 from vllm_ascend.spec_decode.sliding_window import SlidingWindowAdapter
-from vllm_ascend.draft_window import mrv1
 
 WINDOW = 64
 MAX_TOKENS = 6

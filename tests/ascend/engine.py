@@ -25,10 +25,10 @@ from tools.measure import DEMO_PAIR, Engine
 from vllm_ascend.ascend_config import init_ascend_config
 from vllm_ascend.attention import utils as attention_utils
 from vllm_ascend.compilation import acl_graph
+from vllm_ascend.draft_window import plugin
 from vllm_ascend.sample import rejection_sampler
 from vllm_ascend.worker import model_runner_v1
 from vllm_ascend.worker.v2.model_runner import NPUModelRunner
-from vllm_ascend.draft_window import plugin
 
 MAX_MODEL_LEN = 1024
 BLOCK_SIZE = 128

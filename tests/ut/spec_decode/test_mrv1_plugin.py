@@ -20,8 +20,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 from vllm.v1.worker.utils import AttentionGroup
 
 from tests.ut.spec_decode.metadata import make_metadata, make_table
-from vllm_ascend.spec_decode.sliding_window import SlidingWindowAdapter
 from vllm_ascend.draft_window import mrv1
+from vllm_ascend.spec_decode.sliding_window import SlidingWindowAdapter
 
 CPU = torch.device("cpu")
 PACKAGE = "vllm_ascend.spec_decode"
