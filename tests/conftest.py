@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from tools.cpu_engine import activate
+from vllm_draft_window.cpu_engine import activate
 
 with suppress(importlib.metadata.PackageNotFoundError):
     activate()

@@ -19,7 +19,7 @@ from tools.comparison.columns import Column, columns, limit_to  # noqa: E402
 from tools.comparison.plot import plot  # noqa: E402
 from tools.comparison.results import Key, Result, ResultFile, different_outputs, table  # noqa: E402
 from tools.demo_pair import DRAFT_FOLDERS, NUM_SPECULATIVE_TOKENS  # noqa: E402
-from tools.sweep.texts import numbers  # noqa: E402
+from vllm_draft_window.sweep.texts import numbers  # noqa: E402
 
 # What the drafts were trained on.
 WINDOW = 512
@@ -50,7 +50,7 @@ def main(
     finished cell is kept, so that the same command goes on where it was stopped.
     """
     os.environ["VLLM_LOGGING_LEVEL"] = log_level
-    from tools.cpu_engine import activate
+    from vllm_draft_window.cpu_engine import activate
 
     activate()
     console = Console()
@@ -110,7 +110,8 @@ def measure(
     source: str, method: str, label: str, column: Column, contexts: list[int], prompts: int, max_tokens: int
 ) -> Iterator[Result]:
     """One engine, every context length through it."""
-    from tools.measure import Engine, demo_prompts, demo_speculation
+    from tools.demo_pair import demo_prompts, demo_speculation
+    from vllm_draft_window.measuring.engine import Engine
 
     # The last step that counts may go on beyond ``max_tokens``.
     total = max_tokens + NUM_SPECULATIVE_TOKENS

@@ -42,7 +42,7 @@ def main(
 ) -> None:
     """Print context length, accepted length with the window off and on, and whether the tokens are equal."""
     os.environ["VLLM_LOGGING_LEVEL"] = log_level
-    from tools.cpu_engine import activate
+    from vllm_draft_window.cpu_engine import activate
 
     activate()
     console = Console()
@@ -79,7 +79,8 @@ def _measure(
     max_tokens: int,
 ) -> tuple[dict[str, dict[int, Any]], dict[str, str]]:
     """One engine at a time, every context through each; returns measurements by engine and context."""
-    from tools.measure import Engine, demo_prompts, demo_speculation
+    from tools.demo_pair import demo_prompts, demo_speculation
+    from vllm_draft_window.measuring.engine import Engine
 
     speculation = demo_speculation(method)
     configurations: dict[str, dict[str, Any]] = {

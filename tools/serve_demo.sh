@@ -45,7 +45,7 @@ fi
 # The API server and the engine core are processes of their own; this keeps a third one, for the worker, out.
 export VLLM_ENABLE_V1_MULTIPROCESSING=0
 # Every process of the server makes itself ready for the CPU.
-export PYTHONPATH="$PWD/tools/cpu_engine/site${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$PWD/vllm_draft_window/cpu_engine/site${PYTHONPATH:+:$PYTHONPATH}"
 # Counters of the engine's process reach the API server's /metrics through files in this folder.
 metrics=$(mktemp -d)
 export PROMETHEUS_MULTIPROC_DIR=$metrics

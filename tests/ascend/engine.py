@@ -21,7 +21,7 @@ from vllm.v1.worker.cpu import model_runner as cpu_model_runner
 
 from tests.ascend.fia import watch
 from tests.ascend.reference import DraftReference, ParallelReference
-from tools.measure import DEMO_PAIR, Engine
+from tools.demo_pair import DEMO_PAIR
 from vllm_ascend.ascend_config import init_ascend_config
 from vllm_ascend.attention import utils as attention_utils
 from vllm_ascend.compilation import acl_graph
@@ -29,6 +29,7 @@ from vllm_ascend.draft_window import plugin
 from vllm_ascend.sample import rejection_sampler
 from vllm_ascend.worker import model_runner_v1
 from vllm_ascend.worker.v2.model_runner import NPUModelRunner
+from vllm_draft_window.measuring.engine import Engine
 
 MAX_MODEL_LEN = 1024
 BLOCK_SIZE = 128

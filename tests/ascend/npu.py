@@ -15,7 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-from tools.cpu_engine import activate as activate_cpu_engine
+from vllm_draft_window.cpu_engine import activate as activate_cpu_engine
 
 REPOSITORY = Path(__file__).parents[2]
 _OUR_PACKAGES = ("vllm_ascend", "vllm_ascend.spec_decode")

@@ -31,7 +31,7 @@ def block_sizes() -> tuple[int, ...]:
 @pytest.fixture(scope="session")
 def without_speculation() -> Callable:
     """Output tokens of the target alone; one engine run for each distinct request."""
-    from tools.measure import Engine
+    from vllm_draft_window.measuring.engine import Engine
 
     known: dict = {}
 

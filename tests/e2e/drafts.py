@@ -7,7 +7,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from tools.measure import DEMO_PAIR
+from tools.demo_pair import DEMO_PAIR
 
 TARGET = DEMO_PAIR / "target"
 NUM_TOKENS = 7

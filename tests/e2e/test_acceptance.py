@@ -3,7 +3,8 @@
 
 import pytest
 
-from tools.measure import DEMO_SPECULATION, Engine, demo_prompts, demo_speculation
+from tools.demo_pair import DEMO_SPECULATION, demo_prompts, demo_speculation
+from vllm_draft_window.measuring.engine import Engine
 
 NUM_PROMPTS = 16
 MAX_TOKENS = 48

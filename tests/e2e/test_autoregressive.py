@@ -8,7 +8,8 @@ from tests.e2e import mtp_target
 from tests.e2e.conftest import VLLM_VERSION
 from tests.e2e.recorder import Recorder
 from tests.parity import eagle3_draft
-from tools.measure import DEMO_PAIR, Engine, demo_prompts
+from tools.demo_pair import DEMO_PAIR, demo_prompts
+from vllm_draft_window.measuring.engine import Engine
 
 WINDOW = {"draft_window_size": 64}
 MAX_TOKENS = 10

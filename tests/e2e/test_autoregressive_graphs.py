@@ -8,7 +8,7 @@ import pytest
 from tests.e2e.conftest import VLLM_VERSION
 from tests.e2e.test_autoregressive import MAX_TOKENS, WINDOW, mixed_prompts, record
 from tests.parity import eagle3_draft
-from tools.measure import Engine
+from vllm_draft_window.measuring.engine import Engine
 
 
 def capture_without_graphs(speculator, num_reqs: int) -> list[SimpleNamespace]:

@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.e2e.conftest import VLLM_VERSION
 from tests.e2e.recorder import Recorder
 from tests.e2e.test_lossless import MAX_TOKENS, WINDOW, mixed_prompts
-from tools.cpu_engine import SITE_DIR
-from tools.measure import DEMO_SPECULATION, Engine, demo_prompts
+from tools.demo_pair import DEMO_SPECULATION, demo_prompts
+from vllm_draft_window.cpu_engine import SITE_DIR
+from vllm_draft_window.measuring.engine import Engine
 
 
 def recorded_run(additional_config, *, window, prepare=None, **engine_args):
@@ -79,7 +80,8 @@ def test_engine_core_in_a_process_of_its_own(tmp_path, without_speculation):
     """As in serving: every process finds the CPU engine and the plugin by itself."""
     program = """
         import json, sys
-        from tools.measure import DEMO_SPECULATION, Engine, demo_prompts
+        from tools.demo_pair import DEMO_SPECULATION, demo_prompts
+        from vllm_draft_window.measuring.engine import Engine
         prompts = [prompt[-n:] for prompt, n in zip(demo_prompts(2, 200), (30, 200))]
         with Engine(
             speculative_config=DEMO_SPECULATION, additional_config={"draft_window_size": 64}, max_model_len=1024

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The counters of a real engine, where a user of ``vllm.LLM`` finds them."""
 
-from tools.measure import DEMO_SPECULATION, Engine, demo_prompts
+from tools.demo_pair import DEMO_SPECULATION, demo_prompts
+from vllm_draft_window.measuring.engine import Engine
 
 WINDOW, BLOCK, REACH_OF_DRAFTS = 128, 32, 7
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-from tools.demo_pair import DRAFT_FOLDERS
+from tools.demo_pair import DEMO_PAIR, DRAFT_FOLDERS, demo_prompts
 from tools.demo_pair.dspark import DSparkConfig, DSparkDraft
 from tools.demo_pair.eagle3 import Eagle3Config, Eagle3Draft
 from tools.demo_pair.export import load_draft, load_target, round_to_bfloat16, save_draft
 from tools.demo_pair.simulate import draft_everywhere, generate
 from tools.demo_pair.training import Budget, train_draft
-from tools.measure import DEMO_PAIR, Engine, demo_prompts
+from vllm_draft_window.measuring.engine import Engine
 
 LENGTHS = (40, 97, 130)
 MAX_TOKENS = 16

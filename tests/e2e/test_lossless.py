@@ -5,7 +5,8 @@ import pytest
 
 from tests.e2e.drafts import LAYOUTS, speculation
 from tests.e2e.recorder import Recorder
-from tools.measure import DEMO_SPECULATION, Engine, demo_prompts
+from tools.demo_pair import DEMO_SPECULATION, demo_prompts
+from vllm_draft_window.measuring.engine import Engine
 
 WINDOW = {"draft_window_size": 64}
 MAX_TOKENS = 20

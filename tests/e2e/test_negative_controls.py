@@ -15,7 +15,8 @@ from tests.e2e.recorder import Recorder
 from tests.e2e.test_lossless import WINDOW, mixed_prompts
 from tests.oracle import Case
 from tests.strategies import full_tables, geometry_of
-from tools.measure import DEMO_SPECULATION, Engine
+from tools.demo_pair import DEMO_SPECULATION
+from vllm_draft_window.measuring.engine import Engine
 
 
 def run_with_fault(break_it) -> Recorder:
@@ -91,10 +92,11 @@ def test_no_look_ahead_columns():
 def test_not_restoring(without_speculation):
     """The target then reads cropped tables: wrong tokens, or the process dies. In a process of its own for that."""
     program = """
-        from tools.cpu_engine import activate
+        from vllm_draft_window.cpu_engine import activate
         activate()
         from tests.e2e.test_lossless import WINDOW, mixed_prompts
-        from tools.measure import DEMO_SPECULATION, Engine
+        from tools.demo_pair import DEMO_SPECULATION
+        from vllm_draft_window.measuring.engine import Engine
         from vllm_ascend.draft_window import inputs
         inputs.swapped.__exit__ = lambda *_: None
         with Engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, max_model_len=1024) as engine:

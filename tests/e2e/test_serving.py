@@ -170,8 +170,18 @@ def test_metrics_show_acceptance_and_what_the_window_did(off, on, texts):
 def test_sweep_against_the_running_servers(off, on, texts, tmp_path):
     """Prompts below the window: both servers must measure the same, so that no window is what it recommends."""
     (tmp_path / "text.txt").write_text(TEXT[-2000:])
-    command = [sys.executable, "tools/sweep_window.py", "--server", f"off={off.url}", "--server", f"{WINDOW}={on.url}"]
-    more = ["--prompts-file", tmp_path / "text.txt", "--contexts", "48", "--max-tokens", "4", "--out", tmp_path / "out"]
+    command = [sys.executable, "-m", "vllm_draft_window", "sweep"]
+    more = ["--server", f"off={off.url}", "--server", f"{WINDOW}={on.url}"]
+    more += [
+        "--prompts-file",
+        tmp_path / "text.txt",
+        "--contexts",
+        "48",
+        "--max-tokens",
+        "4",
+        "--out",
+        tmp_path / "out",
+    ]
     result = subprocess.run([*command, *more], cwd=REPOSITORY, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     report = json.loads((tmp_path / "out" / "sweep.json").read_text())

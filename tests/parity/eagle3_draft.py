@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tools.measure import DEMO_PAIR
+from tools.demo_pair import DEMO_PAIR
 
 LAST_LAYER = 3
 _QWEN_ONLY = ("architectures", "model_type", "use_sliding_window", "tie_word_embeddings")

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tools.cpu_engine import activate
+from vllm_draft_window.cpu_engine import activate
 
 MAX_MODEL_LEN, BLOCK = 1024, 32
 MARKER = "parity-records:"
@@ -53,7 +53,8 @@ def run_job(job: dict[str, Any], *, v2: bool) -> dict[str, Any]:
 
     from tests.e2e.drafts import speculation as parallel_speculation
     from tests.parity import eagle3_draft
-    from tools.measure import Engine, demo_prompts
+    from tools.demo_pair import demo_prompts
+    from vllm_draft_window.measuring.engine import Engine
 
     window, folder = job["window"], Path(job["folder"])
     arguments: dict[str, Any] = {"max_model_len": MAX_MODEL_LEN, "async_scheduling": False}

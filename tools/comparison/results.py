@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from tools.sweep.cells import Cell
-from tools.sweep.verdict import LEVEL, interval, resample
+from vllm_draft_window.sweep.cells import Cell
+from vllm_draft_window.sweep.verdict import LEVEL, interval, resample
 
 # source, method, column, context
 Key = tuple[str, str, str, int]

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from tools.demo_pair import DRAFT_FOLDERS
+from tools.demo_pair import DEMO_PAIR, DRAFT_FOLDERS, demo_prompts
 from tools.demo_pair.export import load_draft, load_target
 from tools.demo_pair.modeling import Draft, visible_context
 from tools.demo_pair.simulate import generate_with_features, walk
-from tools.measure import DEMO_PAIR, demo_prompts
 
 from .columns import Column, Steps
 from .results import Result

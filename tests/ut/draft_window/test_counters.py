@@ -111,7 +111,7 @@ def test_one_line_per_interval_and_one_after_the_last_build(caplog_vllm):
 
 
 CHILD = """
-from tools.cpu_engine import activate
+from vllm_draft_window.cpu_engine import activate
 activate()
 from tests.ut.draft_window.test_counters import DraftWindowCounters, bounds, config
 for _ in range(3):

@@ -25,7 +25,7 @@ def run_demo(monkeypatch, path, *, tokens_on, arguments=()):
 
     monkeypatch.setattr(demo, "_measure", measure)
     # vLLM is imported by now; the demo itself activates the CPU engine before that.
-    monkeypatch.setattr("tools.cpu_engine.activate", lambda: None)
+    monkeypatch.setattr("vllm_draft_window.cpu_engine.activate", lambda: None)
     app = typer.Typer()
     app.command()(demo.main)
     return CliRunner().invoke(app, ["--json", str(path), *arguments])

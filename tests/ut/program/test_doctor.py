@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The doctor on the demo pair: vLLM's own configuration, the real plugin, and environments that lack something."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from vllm_draft_window.cli import app
+
+ROOT = Path(__file__).parents[3]
+TARGET, DRAFT = ROOT / "checkpoints/demo-pair/target", ROOT / "checkpoints/demo-pair/draft"
+DSPARK = {"method": "dspark", "model": str(DRAFT), "num_speculative_tokens": 7}
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_environment():
+    """An engine that ran in this process before may have frozen what vLLM reads from the environment."""
+    from vllm import envs
+
+    envs.disable_envs_cache()
+
+
+def arguments(speculative=DSPARK, additional=None, *, model=TARGET, length=8192):
+    given = ["--model", str(model), "--max-model-len", str(length)]
+    if speculative is not None:
+        given += ["--speculative-config", speculative if isinstance(speculative, str) else json.dumps(speculative)]
+    if additional is not None:
+        given += ["--additional-config", additional if isinstance(additional, str) else json.dumps(additional)]
+    return given
+
+
+def examine(*given, status, **environment):
+    """The verdict and the findings by name."""
+    result = CliRunner().invoke(app, ["doctor", *given, "--json"], env=environment)
+    assert result.exit_code == status, result.output
+    report = json.loads(result.stdout)
+    assert report["exit_code"] == status
+    return report["verdict"], {finding["check"]: finding for finding in report["findings"]}
+
+
+def test_in_force():
+    options = {"draft_window_size": 512, "draft_window_sink_size": 4, "draft_window_min_context": 600}
+    verdict, found = examine(*arguments(additional=options), status=0)
+    assert verdict["state"] == "in force"
+    assert verdict["window"] == {
+        "method": "dspark",
+        "size": 512,
+        "sink_size": 4,
+        "min_context": 600,
+        "queries_per_request": 7,
+        "max_lookahead": 0,
+        "warnings": [],
+    }
+    assert found["model runner"]["found"].startswith("V2")
+    assert found["plugin"]["found"] == "found, loaded, hooks in place"
+    assert "attn_metadata" in found["build seam"]["found"]
+    assert all(finding["level"] == "ok" for finding in found.values())
+
+
+def test_warnings_of_a_window_in_force(tmp_path):
+    """A draft with a native window and short positions."""
+    short = {
+        "use_sliding_window": True,
+        "sliding_window": 1024,
+        "max_window_layers": 0,
+        "max_position_embeddings": 4096,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(json.loads((DRAFT / "config.json").read_text()) | short))
+    given = arguments(DSPARK | {"model": str(tmp_path)}, {"draft_window_size": 512})
+    verdict, _ = examine(*given, status=0)
+    assert verdict["window"]["size"] == 1024
+    assert "own sliding window of 1024" in verdict["window"]["warnings"][0]
+    assert "max_position_embeddings=4096" in verdict["window"]["warnings"][1]
+    tables = CliRunner().invoke(app, ["doctor", *given], env={"COLUMNS": "120"}).stdout
+    assert "Draft window: in force: method=dspark, size=1024" in tables and "Warning: " in tables
+
+
+@pytest.mark.parametrize(("speculative", "additional"), [(DSPARK, None), (DSPARK, {"other": 1}), (None, None)], ids=str)
+def test_not_asked_for(speculative, additional):
+    verdict, _ = examine(*arguments(speculative, additional), status=0)
+    assert verdict["state"] == "not asked for"
+
+
+def test_environment_alone():
+    verdict, found = examine(status=0)
+    assert verdict["state"] == "not asked for"
+    assert found.keys() == {"platform", "plugin", "build seam"}
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "reason", "advice"),
+    [
+        (arguments(None, {"draft_window_size": 512}), {}, "speculative decoding is not", "--speculative-config"),
+        (arguments(additional={"draft_window_size": 8192}), {}, "covers max_model_len=8192", "below 8192"),
+        (
+            arguments(additional={"draft_window_size": 64, "draft_window_min_context": 9000}),
+            {},
+            "draft_window_min_context=9000 covers",
+            "below 8192",
+        ),
+        (
+            arguments({"method": "ngram", "num_speculative_tokens": 3}, {"draft_window_size": 512}),
+            {"VLLM_USE_V2_MODEL_RUNNER": "0"},
+            "the method ngram has no draft attention",
+            "instead of ngram",
+        ),
+        (
+            arguments(DSPARK | {"method": "draft_model", "model": str(TARGET)}, {"draft_window_size": 512}),
+            {"VLLM_USE_V2_MODEL_RUNNER": "0"},
+            "needs Model Runner V2",
+            "VLLM_USE_V2_MODEL_RUNNER=1",
+        ),
+    ],
+)
+def test_asked_for_but_off(given, environment, reason, advice):
+    verdict, found = examine(*given, status=1, **environment)
+    assert verdict["state"] == "off"
+    assert reason in verdict["reason"] and advice in verdict["advice"]
+    assert found["model runner"]["found"].startswith("V1" if environment else "V2")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (arguments(additional='{"draft_window_size": 2048'), "--additional-config is not JSON"),
+        (arguments("{'method': 'dspark'}"), "--speculative-config is not JSON"),
+        (arguments(additional="[1]"), "must be a JSON object"),
+        (arguments(additional={"draft_window_size": True}), "draft_window_size=True is not allowed"),
+        (arguments(additional={"draft_window_size": "2048"}), "draft_window_size='2048' is not allowed"),
+        (arguments(additional={"draft_window_size": 0}), "draft_window_size=0 is not allowed"),
+        (arguments(additional={"draft_window_sise": 512}), "did you mean 'draft_window_size'?"),
+        (arguments(additional={"draft_window_size": 6}), "must be at least 7"),
+        (arguments(model="/no/such/folder"), "/no/such/folder: no such directory"),
+        (arguments(model=ROOT / "docs"), "has no config.json"),
+        (arguments(model="nobody/nothing"), "vLLM refuses these arguments"),
+        (arguments(DSPARK | {"model": "./nowhere"}), "--speculative-config model ./nowhere: no such directory"),
+        (arguments(DSPARK | {"methods": "dspark"}), "methods: Unexpected keyword"),
+        (arguments(length=10**6), "max_model_len"),
+        ([*arguments(), "--port", "8000"], "--port"),
+        (["--max-model-len", "100"], "need --model"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_input(given, words):
+    verdict, _ = examine(*given, status=2)
+    assert verdict["state"] == "bad input"
+    assert words in verdict["reason"]
+    assert verdict["advice"]
+
+
+def test_ngram_where_v2_is_forced():
+    """vLLM 0.27 refuses the pair, 0.32 runs it; neither way is there anything to window."""
+    given = arguments({"method": "ngram", "num_speculative_tokens": 3}, {"draft_window_size": 512})
+    result = CliRunner().invoke(app, ["doctor", *given, "--json"], env={"VLLM_USE_V2_MODEL_RUNNER": "1"})
+    verdict = json.loads(result.stdout)["verdict"]
+    if result.exit_code == 2:
+        assert "does not yet support: ngram" in verdict["reason"] and "unset VLLM_USE_V2" in verdict["advice"]
+    else:
+        assert result.exit_code == 1 and "ngram has no draft attention" in verdict["reason"]
+
+
+def test_unreadable_model(tmp_path):
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00{")
+    assert "is not JSON" in examine(*arguments(model=tmp_path), status=2)[0]["reason"]
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").mkdir()
+    assert "cannot read" in examine(*arguments(model=tmp_path), status=2)[0]["reason"]
+
+
+@pytest.mark.parametrize(("allowed", "advised"), [("ascend", "ascend,draft_window"), ("", "draft_window")])
+def test_plugin_not_allowed(allowed, advised):
+    verdict, found = examine(*arguments(additional={"draft_window_size": 512}), status=3, VLLM_PLUGINS=allowed)
+    assert verdict["state"] == "off" and "not allowed by VLLM_PLUGINS" in verdict["reason"]
+    assert found["plugin"]["advice"].endswith(f"VLLM_PLUGINS={advised}")
+    examine(*arguments(additional={"draft_window_size": 512}), status=0, VLLM_PLUGINS=f"{allowed},draft_window")
+
+
+def test_engine_arguments_go_to_vllm():
+    verdict, _ = examine(*arguments(additional={"draft_window_size": 512}), "--dtype", "float32", status=0)
+    assert verdict["state"] == "in force"
+    assert "float7" in examine(*arguments(), "--dtype", "float7", status=2)[0]["reason"]
+
+
+def run_doctor(*given, without=(), folder):
+    """The doctor as a command in ``folder``, in an environment that lacks the distributions of some names."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("VLLM_USE_V2_MODEL_RUNNER",)}
+    path = [ROOT]
+    if without:
+        site = folder / "site-packages"
+        site.mkdir()
+        for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
+            if not any(entry.name.lower().replace("-", "_").startswith(name) for name in without):
+                (site / entry.name).symlink_to(entry)
+        path.append(site)
+    elif (folder / "vllm_ascend").exists():
+        path.append(folder)
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, path))
+    command = [sys.executable, *(["-S"] if without else []), "-m", "vllm_draft_window", "doctor", *given, "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, check=False)
+    assert result.stdout.startswith("{"), result.stderr[-2000:]
+    return result.returncode, json.loads(result.stdout)
+
+
+def test_as_a_command(tmp_path):
+    """From any folder, on a machine whose vLLM is the CPU build; nothing but JSON on stdout."""
+    status, report = run_doctor(*arguments(additional={"draft_window_size": 512}), folder=tmp_path)
+    assert status == 0 and report["verdict"]["state"] == "in force"
+    assert report["versions"]["vllm"] and report["versions"]["draft window"]
+    (note,) = (finding for finding in report["findings"] if finding["check"] == "CPU engine")
+    assert "vllm_draft_window/cpu_engine/site" in note["advice"]
+
+
+def test_without_vllm(tmp_path):
+    status, report = run_doctor(without=("vllm",), folder=tmp_path)
+    assert status == 3 and report["versions"]["vllm"] is None
+    assert [finding["check"] for finding in report["findings"]] == ["vLLM"]
+    assert "install vLLM" in report["findings"][0]["advice"]
+
+
+def test_without_the_plugin(tmp_path):
+    given = arguments(additional={"draft_window_size": 512})
+    status, report = run_doctor(*given, without=("vllm_draft_window", "_vllm_draft_window"), folder=tmp_path)
+    (plugin,) = (finding for finding in report["findings"] if finding["check"] == "plugin")
+    assert status == 3 and plugin["level"] == "problem" and "pip install ." in plugin["advice"]
+    assert report["verdict"]["state"] == "off" and "no entry point 'draft_window'" in report["verdict"]["reason"]
+
+
+@pytest.mark.parametrize("built_in", [False, True], ids=["without", "with"])
+def test_a_vllm_ascend_of_another_folder(built_in, tmp_path):
+    """A source checkout hides the wheel's files, unless the pull request is in it; it then needs no plugin."""
+    package = tmp_path / "vllm_ascend"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    if built_in:
+        product = "draft_window"
+        (package / product).mkdir()
+        for path in (ROOT / "vllm_ascend" / product).glob("*.py"):
+            if path.name not in ("plugin.py", "mrv1.py"):
+                (package / product / path.name).write_text(path.read_text())
+    given = arguments(additional={"draft_window_size": 512}) if built_in else ()
+    status, report = run_doctor(*given, folder=tmp_path)
+    (plugin,) = (finding for finding in report["findings"] if finding["check"] == "plugin")
+    if built_in:
+        assert status == 0 and plugin["found"].startswith("not needed") and str(package) in plugin["found"]
+        assert report["verdict"]["window"]["size"] == 512
+    else:
+        assert status == 3 and str(package) in plugin["found"] and "draft-window upstream-pr" in plugin["advice"]

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner against what a real engine allocates and against the oracle, on real config files."""
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.oracle import Case, visible_tokens, windowed_length
+from vllm_draft_window.cli import app
+
+ROOT = Path(__file__).parents[3]
+PAIR = ROOT / "checkpoints" / "demo-pair"
+QUERIES = 7
+
+
+def plan(*arguments, target=PAIR / "target", draft=PAIR / "draft", status=0):
+    command = ["--target", str(target), "--draft", str(draft), "-k", "7", "--json", *map(str, arguments)]
+    result = CliRunner().invoke(app, ["plan", *command])
+    assert result.exit_code == status, result.output
+    return json.loads(result.stdout) if status == 0 else result.stderr
+
+
+def edited(folder: Path, name: str, **changes) -> Path:
+    """A copy of one of the demo pair's configs with some keys changed; ``None`` removes a key."""
+    values = json.loads((PAIR / name / "config.json").read_text()) | changes
+    path = folder / f"{name}-{len(list(folder.iterdir()))}"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+    return path
+
+
+SLIDING = {"use_sliding_window": True, "sliding_window": 1024, "max_window_layers": 0}
+
+# window, sink, gate, block sizes, max_model_len
+SHAPES = [
+    (512, 0, 0, (16,), 8192),
+    (500, 0, 0, (16,), 8192),
+    (2048, 100, 0, (128,), 32768),
+    (256, 0, 1000, (32,), 4096),
+    (300, 70, 700, (16, 48), 5000),
+    (4032, 0, 0, (128,), 4100),
+    (7, 0, 0, (16,), 100),
+]
+
+
+@pytest.mark.parametrize(("window", "sink", "gate", "block_sizes", "length"), SHAPES)
+@pytest.mark.parametrize("causal", [False, True], ids=["non-causal", "causal"])
+def test_tokens_seen_are_the_oracles(window, sink, gate, block_sizes, length, causal, tmp_path):
+    draft = edited(tmp_path, "draft", dflash_config={"causal": causal})
+    contexts = sorted({10, window - QUERIES, window, window + 17, 3 * length // 4, length - QUERIES, length} - {0})
+    shape = [option for size in block_sizes for option in ("--block-size", size)]
+    found = plan(
+        *("--window", window, "--sink", sink, "--min-context", gate, "--max-model-len", length, *shape),
+        *(option for context in contexts for option in ("--context", context)),
+        draft=draft,
+    )
+    case = Case(
+        window=window,
+        sink=sink,
+        min_context=gate,
+        block_sizes=block_sizes,
+        full_columns=tuple(found["full_columns"]),
+        max_model_len=length,
+        queries=QUERIES,
+    )
+    for read in found["reads"]:
+        assert read["tokens_on"] == windowed_length(case, read["context"] + QUERIES)
+        assert read["tokens_off"] == min(read["context"] + QUERIES, length)
+
+    # Every place in a block, on the longest contexts.
+    places = min(case.limit, math.lcm(*block_sizes))
+    visible = {s: visible_tokens(case, s) for s in range(case.limit - places + 1, case.limit + 1)}
+    windowed = {s: seen for s, seen in visible.items() if len(seen) < s} or {case.limit: visible[case.limit]}
+    last = [len(seen) for seen in windowed.values()]
+    first = [int((seen <= s - QUERIES).sum()) if causal else len(seen) for s, seen in windowed.items()]
+    assert found["tokens_seen"] == {"first_query": [min(first), max(first)], "last_query": [min(last), max(last)]}
+
+
+@pytest.mark.parametrize(("window", "sink", "gate", "block_sizes", "length"), SHAPES)
+def test_tokens_seen_by_an_autoregressive_draft_are_the_oracles(window, sink, gate, block_sizes, length, tmp_path):
+    """All forwards of a proposal share one start; the first runs over the verified tokens."""
+    draft = edited(tmp_path, "draft", architectures=["LlamaForCausalLMEagle3"], dflash_config=None)
+    shape = [option for size in block_sizes for option in ("--block-size", size)]
+    contexts = sorted({10, window, 3 * length // 4, length - 20, length})
+    found = plan(
+        *("--window", max(window, 8), "--sink", sink, "--min-context", gate, "--max-model-len", length, *shape),
+        *(option for context in contexts for option in ("--context", context)),
+        draft=draft,
+    )
+    assert found["deployment"]["method"] == "eagle3"
+    steps = [
+        Case(
+            window=max(window, 8),
+            sink=sink,
+            min_context=gate,
+            block_sizes=block_sizes,
+            full_columns=tuple(found["full_columns"]),
+            max_model_len=length,
+            queries=8 if step == 0 else 1,
+            lookahead=7 - step,
+            first_lookahead=7,
+        )
+        for step in range(7)
+    ]
+    for read in found["reads"]:
+        lengths = [windowed_length(case, read["context"] + 8 + step) for step, case in enumerate(steps)]
+        assert read["tokens_on"] == lengths[-1]
+        assert read["draft_on"] == sum(lengths) * found["draft_kv_bytes_per_token"]
+    # Long enough to be cropped, and every later step still below the limit.
+    verified = range(max(length - 6 - 128, 1), length - 6)
+    if all(windowed_length(steps[0], s) < s for s in verified):
+        first = [int((visible_tokens(steps[0], s) <= s - 8).sum()) for s in verified]
+        last = [windowed_length(steps[-1], s + 6) for s in verified]
+        assert found["tokens_seen"] == {"first_query": [min(first), max(first)], "last_query": [min(last), max(last)]}
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM")
+@pytest.mark.parametrize(
+    ("options", "max_model_len", "max_num_seqs"),
+    [
+        ({"draft_window_size": 100}, 1000, 5),
+        ({"draft_window_size": 64, "draft_window_sink_size": 40, "draft_window_min_context": 300}, 1024, 16),
+        ({"draft_window_size": 999}, 1000, 3),  # as wide as the full table
+    ],
+)
+def test_figures_are_the_engines(options, max_model_len, max_num_seqs):
+    from tools.demo_pair import DEMO_SPECULATION, demo_prompts
+    from vllm_draft_window.measuring.engine import Engine
+
+    context, block_size, drafted = 600, 32, []
+    with Engine(
+        speculative_config=DEMO_SPECULATION,
+        additional_config=options,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        block_size=block_size,
+        max_num_batched_tokens=1024,
+    ) as engine:
+        speculator, inputs = engine.speculator, engine.speculator.windowed_inputs
+        columns = [table.shape[1] for table in inputs.block_tables]
+        tables = engine.runner.block_tables.input_block_tables
+        full_columns = [tables[i].shape[1] for i in inputs.group_ids]
+        twin_bytes = inputs.seq_lens.nbytes + sum(table.nbytes for table in inputs.block_tables)
+        draft_layers = set(speculator.draft_attn_layer_names)
+        per_token = {"draft": 0, "target": 0}
+        for group in engine.runner.kv_cache_config.kv_cache_groups:
+            for name in group.layer_names:
+                spec = getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
+                per_token["draft" if name in draft_layers else "target"] += spec.page_size_bytes // spec.block_size
+        refresh = inputs.refresh
+
+        def recording(**arguments):
+            refresh(**arguments)
+            drafted.append(int(inputs.seq_lens[0]))
+
+        inputs.refresh = recording
+        engine.run(demo_prompts(1, context), max_tokens=3)
+
+    found = plan(
+        *("--window", options["draft_window_size"]),
+        *("--sink", options.get("draft_window_sink_size", 0)),
+        *("--min-context", options.get("draft_window_min_context", 0)),
+        *("--max-model-len", max_model_len, "--max-num-seqs", max_num_seqs, "--block-size", block_size),
+        *("--dtype", "float32", "--context", context),
+    )
+    assert found["columns"] == columns
+    assert found["full_columns"] == full_columns
+    assert found["twin_bytes"] == twin_bytes
+    assert found["draft_kv_bytes_per_token"] == per_token["draft"] > 0
+    assert found["target_kv_bytes_per_token"] == per_token["target"] > 0
+    # Where the window removes nothing from any request, the engine leaves the originals in place.
+    assert drafted[:1] == [found["reads"][0]["tokens_on"]][: bool(drafted)]
+    assert bool(drafted) == (found["reads"][0]["tokens_on"] < context)
+
+
+def test_reads_add_up():
+    found = plan("--window", 512, "--max-model-len", 8192, "--context", 4096, "--batch", 3, "--with-weights")
+    (read,) = found["reads"]
+    # 2 and 4 layers, keys and values, 2 heads of 64, bfloat16
+    assert found["draft_kv_bytes_per_token"] == 2 * 2 * 2 * 64 * 2
+    assert read["draft_off"] == 3 * (4096 + 7) * 1024
+    assert read["draft_on"] == 3 * read["tokens_on"] * 1024
+    assert read["target"] == 3 * (4096 + 8) * 2048
+    assert read["weights"] == sum((PAIR / name / "model.safetensors").stat().st_size for name in ("target", "draft"))
+    for state in "off", "on":
+        draft = read[f"draft_{state}"]
+        assert read[f"share_{state}"] == pytest.approx(draft / (draft + read["target"] + read["weights"]), abs=1e-4)
+
+
+def test_layers_heads_and_types(tmp_path):
+    """Tensor parallelism, fp8, sliding-window and linear target layers, MLA."""
+    split = plan("--window", 512, "--tensor-parallel-size", 4, "--kv-cache-dtype", "fp8")
+    assert split["target_kv_bytes_per_token"] == 4 * 2 * 1 * 64
+    kinds = ["sliding_attention", "full_attention", "linear_attention", "full_attention"]
+    target = edited(tmp_path, "target", layer_types=kinds, use_sliding_window=True, sliding_window=1024)
+    hybrid = plan("--window", 512, "--context", 4000, target=target)
+    assert hybrid["reads"][0]["target"] == (1024 + 2 * (4000 + 8)) * 512
+    assert "1 layers of the target keep no KV cache per token" in hybrid["warnings"][0]
+    latent = edited(tmp_path, "target", kv_lora_rank=512, qk_rope_head_dim=64)
+    assert plan("--window", 512, "--tensor-parallel-size", 2, target=latent)["target_kv_bytes_per_token"] == 4 * 576 * 2
+
+
+def test_nested_config(tmp_path):
+    values = json.loads((PAIR / "target" / "config.json").read_text())
+    target = edited(tmp_path, "target", text_config=values, hidden_size=None, num_hidden_layers=None)
+    assert plan("--window", 512, target=target) == plan("--window", 512)
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "window", "words"),
+    [
+        ({}, (), 2048, "does not tell"),
+        ({}, ("--trained-length", 512), 496, "reads at most 511"),
+        ({}, ("--trained-length", 4096, "--block-size", 64), 4032, "reads at most 4095"),
+        ({}, ("--trained-length", 16384), None, "no window needed"),
+        ({}, ("--max-model-len", 2000), None, "covers max_model_len"),
+        ({}, ("--trained-length", 100, "--block-size", 128), None, "whole blocks"),
+        ({"max_position_embeddings": 4096}, (), 4080, "the draft config's max_position_embeddings"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}},
+            (),
+            4080,
+            "original_max_position_embeddings",
+        ),
+        (
+            SLIDING,
+            (),
+            None,
+            "sliding window of its own",
+        ),
+    ],
+)
+def test_suggestion(changes, arguments, window, words, tmp_path):
+    found = plan(*arguments, draft=edited(tmp_path, "draft", **changes))
+    assert found["suggestion"]["window"] == window
+    assert words in found["suggestion"]["reason"]
+    # Without --window the suggestion is what is planned.
+    assert (found["window"] or {}).get("size") == window
+    assert (found["off_because"] is None) == (window is not None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "words"),
+    [
+        (
+            SLIDING,
+            ("-w", 512),
+            "own sliding window of 1024",
+        ),
+        ({"max_position_embeddings": 4096}, ("-w", 512), "max_position_embeddings=4096 is below max_model_len"),
+        ({}, ("-w", 512, "--trained-length", 256), "above the draft's trained length of 256"),
+        ({}, ("-w", 500), "takes [33] table columns, as 512 takes [33] and 496 [32]"),
+    ],
+)
+def test_warnings(changes, arguments, words, tmp_path):
+    assert any(words in warning for warning in plan(*arguments, draft=edited(tmp_path, "draft", **changes))["warnings"])
+
+
+def test_window_off_says_why():
+    found = plan("--window", 9000, "--max-model-len", 8192)
+    assert found["window"] is None and "covers max_model_len=8192" in found["off_because"]
+    assert all(read["draft_on"] == read["draft_off"] for read in found["reads"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-w", 6), "must be at least 7"),
+        (("-w", 0), "draft_window_size=0 is not allowed"),
+        (("-w", 512, "--sink", -1), "draft_window_sink_size=-1 is not allowed"),
+        (("-w", 512, "--method", "ngram"), "--method ngram"),
+        (("-w", 512, "--kv-cache-dtype", "int3"), "int3"),
+        (("-w", 512, "--max-model-len", 1024, "--context", 2000), "above max_model_len=1024"),
+    ],
+)
+def test_bad_options(arguments, words):
+    assert words in plan(*arguments, status=2)
+
+
+def test_bad_checkpoints(tmp_path):
+    assert "is no directory" in plan(target=tmp_path / "nowhere", status=2)
+    assert "has no config.json" in plan(target=tmp_path, status=2)
+    for content, words in ("{", "is not JSON (line 1"), ("[]", "not a JSON object"), ("{}", "'num_hidden_layers'"):
+        (tmp_path / "config.json").write_text(content)
+        assert words in plan(draft=tmp_path, status=2)
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
+    assert "is not text" in plan(draft=tmp_path, status=2)
+    assert "give --max-model-len" in plan(target=edited(tmp_path, "target", max_position_embeddings=None), status=2)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").mkdir()
+    assert "cannot read" in plan(draft=tmp_path, status=2)
+
+
+def test_as_a_command_without_vllm(tmp_path):
+    """A newcomer's call: from any folder, tables on the screen, vLLM not imported."""
+    command = [sys.executable, "-X", "importtime", "-m", "vllm_draft_window", "plan"]
+    command += ["--target", PAIR / "target", "--draft", PAIR / "draft", "-k", "7", "-w", "512"]
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"COLUMNS": "120", "PYTHONPATH": str(ROOT)},
+        check=True,
+    )
+    assert "33 of 1024" in result.stdout and "Suggested window" in result.stdout
+    assert "vllm_ascend.draft_window.geometry" in result.stderr
+    assert " vllm.config" not in result.stderr

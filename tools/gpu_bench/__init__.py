@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Private modules of ``tools/bench_gpu.py``."""

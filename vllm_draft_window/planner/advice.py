@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which window to try first, and what to say about one."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from vllm_ascend.draft_window.config import (
+    DraftFacts,
+    DraftWindow,
+    DraftWindowOptions,
+    WindowOff,
+    resolve,
+)
+from vllm_draft_window.planner.checkpoints import Checkpoint
+from vllm_draft_window.planner.deployment import Deployment, geometry_of, tokens_seen
+
+START_VALUE = 2048
+"""Where published drafts, trained on 4k to 8k tokens, keep their acceptance; only where the config does not tell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suggestion:
+    window: int | None
+    reason: str
+
+
+def trained_length(target: Checkpoint, draft: Checkpoint, deployment: Deployment) -> tuple[int | None, str]:
+    """Tokens that the draft was trained on, as far as anything tells, and what told it."""
+    if deployment.trained_length is not None:
+        return deployment.trained_length, "--trained-length"
+    for key, value in draft.position_limits.items():
+        # A value copied from the target says nothing about the draft's own training.
+        if value != target.position_limits.get(key):
+            return value, f"the draft config's {key}"
+    return None, "the draft's config does not tell what it was trained on"
+
+
+def suggest(target: Checkpoint, draft: Checkpoint, deployment: Deployment, known: DraftFacts) -> Suggestion:
+    """Rule of thumb: the longest window whose every read stays within the draft's trained length."""
+    if known.native_window:
+        return Suggestion(
+            window=None, reason=f"the draft has a sliding window of its own, {known.native_window} tokens; none needed"
+        )
+    trained, source = trained_length(target, draft, deployment)
+    if trained is not None and trained >= deployment.max_model_len:
+        return Suggestion(
+            window=None,
+            reason=f"the draft was trained on {trained} tokens ({source}), max_model_len is "
+            f"{deployment.max_model_len}; no window needed",
+        )
+    alignment = math.lcm(*deployment.block_sizes)
+    if trained is None:
+        size = max(START_VALUE // alignment, 1) * alignment
+        decision = resolve(DraftWindowOptions(draft_window_size=size), known)
+        if isinstance(decision, WindowOff):
+            return Suggestion(window=None, reason=f"{source}, and {decision.reason}")
+        return Suggestion(
+            window=size,
+            reason=f"{source}; {size} is a place to start from. Measure smaller and larger ones on your own texts, "
+            f"or give --trained-length",
+        )
+    # No method needs more than its query tokens and its look-ahead.
+    smallest = max(known.queries_per_request, known.num_speculative_tokens + 1)
+    for size in range(trained // alignment * alignment, smallest - 1, -alignment):
+        decision = resolve(DraftWindowOptions(draft_window_size=size), known)
+        if isinstance(decision, WindowOff):
+            return Suggestion(window=None, reason=decision.reason)
+        longest = tokens_seen(decision, deployment, known, causal=True)[1][1]
+        if longest <= trained:
+            return Suggestion(
+                window=size,
+                reason=f"the draft was trained on {trained} tokens ({source}); a longer window does not help, and "
+                f"{size}, rounded out to blocks of {alignment}, reads at most {longest}",
+            )
+    return Suggestion(
+        window=None,
+        reason=f"no window of whole blocks of {alignment} stays within the draft's trained {trained} tokens ({source})",
+    )
+
+
+def warnings(
+    target: Checkpoint, draft: Checkpoint, deployment: Deployment, window: DraftWindow | None
+) -> Iterator[str]:
+    for name, checkpoint in ("target", target), ("draft", draft):
+        if checkpoint.layers_without_kv:
+            yield f"{checkpoint.layers_without_kv} layers of the {name} keep no KV cache per token and are not counted"
+    if window is None:
+        return
+    yield from window.warnings
+    trained, source = trained_length(target, draft, deployment)
+    if trained is not None and window.size > trained:
+        yield (
+            f"the window of {window.size} is above the draft's trained length of {trained} ({source}); "
+            f"what is beyond it does not help"
+        )
+    geometry = geometry_of(window, deployment)
+    if over := window.size % geometry.alignment:
+        below, above = window.size - over, window.size - over + geometry.alignment
+        yield (
+            f"the window of {window.size} is not a multiple of the {geometry.alignment}-token alignment: it takes "
+            f"{list(geometry.columns)} table columns, as {above} takes "
+            f"{list(geometry_of(replace(window, size=above), deployment).columns)}"
+            + (f" and {below} {list(geometry_of(replace(window, size=below), deployment).columns)}" if below else "")
+        )

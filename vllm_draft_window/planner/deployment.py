@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine is started with, as the planner needs it."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+
+from vllm_ascend.draft_window.config import (
+    PARALLEL_METHODS,
+    DraftFacts,
+    DraftWindow,
+    facts_from_config,
+)
+from vllm_ascend.draft_window.geometry import WindowGeometry
+from vllm_draft_window.planner.checkpoints import Checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What the engine is started with.
+
+    Attributes:
+        block_sizes: tokens per block-table column, one entry per draft KV cache group.
+        element_bytes: bytes of one KV cache element.
+        batch: requests in a step; weights are read once for all of them.
+        trained_length: tokens that the draft was trained on, where the user knows better than the config.
+    """
+
+    method: str
+    num_speculative_tokens: int
+    max_model_len: int
+    max_num_seqs: int
+    block_sizes: tuple[int, ...]
+    element_bytes: int
+    max_num_batched_tokens: int = 8192
+    tensor_parallel_size: int = 1
+    batch: int = 1
+    with_weights: bool = False
+    trained_length: int | None = None
+
+    @property
+    def full_columns(self) -> tuple[int, ...]:
+        """vLLM allocates whole rows of 128 tokens."""
+        rounded_up = -(-self.max_model_len // 128) * 128
+        return tuple(-(-max(rounded_up, self.max_model_len) // size) for size in self.block_sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forward:
+    """One draft forward of a decode step.
+
+    Attributes:
+        tokens: what a request has beyond its context by then, query tokens included.
+        queries: query tokens of the request.
+        lookahead: K of the window arithmetic, positions that later forwards of the proposal write.
+    """
+
+    tokens: int
+    queries: int
+    lookahead: int
+
+
+def forwards(known: DraftFacts) -> tuple[Forward, ...]:
+    """The draft's forwards of one step, as if the target had accepted everything.
+
+    A parallel drafter takes one. An autoregressive draft first follows the target over the verified tokens, then takes
+    one token at a time.
+    """
+    tokens = known.num_speculative_tokens
+    if known.method in PARALLEL_METHODS:
+        return (Forward(tokens=known.queries_per_request, queries=known.queries_per_request, lookahead=0),)
+    return tuple(
+        Forward(tokens=tokens + 1 + step, queries=1 if step else tokens + 1, lookahead=tokens - step)
+        for step in range(tokens)
+    )
+
+
+def facts(draft: Checkpoint, deployment: Deployment) -> DraftFacts:
+    """As the engine reads them, from an object with the shape of its ``VllmConfig``."""
+    return facts_from_config(
+        SimpleNamespace(
+            model_config=SimpleNamespace(max_model_len=deployment.max_model_len),
+            parallel_config=SimpleNamespace(decode_context_parallel_size=1, pipeline_parallel_size=1),
+            speculative_config=SimpleNamespace(
+                method=deployment.method,
+                num_speculative_tokens=deployment.num_speculative_tokens,
+                draft_model_config=SimpleNamespace(hf_config=draft.config),
+            ),
+        )
+    )
+
+
+def geometry_of(window: DraftWindow, deployment: Deployment) -> WindowGeometry:
+    # The first forward of an autoregressive draft runs over prefill chunks; a draft model adds the newest token.
+    chunk = min(deployment.max_num_batched_tokens, deployment.max_model_len) + (window.method == "draft_model")
+    return WindowGeometry(
+        window=window.size,
+        sink=window.sink_size,
+        min_context=window.min_context,
+        block_sizes=deployment.block_sizes,
+        full_columns=deployment.full_columns,
+        max_model_len=deployment.max_model_len,
+        max_queries=window.queries_per_request if window.method in PARALLEL_METHODS else chunk,
+        max_lookahead=window.max_lookahead,
+    )
+
+
+def tokens_seen(
+    window: DraftWindow, deployment: Deployment, known: DraftFacts, *, causal: bool
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Fewest and most tokens that a proposal's first and last query row see, over every place in a block.
+
+    Where no sequence is long enough to be cropped, the longest one counts.
+    """
+    geometry, steps = geometry_of(window, deployment), forwards(known)
+    first, last = steps[0], steps[-1]
+    start = geometry.first_cropped(queries=first.queries, lookahead=first.lookahead)
+    # [alignment] or fewer
+    seq_lens = np.arange(start, start + geometry.alignment, dtype=np.int32)
+    seq_lens = seq_lens[seq_lens <= geometry.limit] if start <= geometry.limit else np.array([geometry.limit])
+    _, in_first = geometry.lengths(seq_lens, queries=first.queries, lookahead=first.lookahead)
+    _, in_last = geometry.lengths(
+        seq_lens + (last.tokens - first.tokens), queries=last.queries, lookahead=last.lookahead
+    )
+    later_rows = first.queries - 1 if causal else 0
+    return (
+        (int(in_first.min()) - later_rows, int(in_first.max()) - later_rows),
+        (int(in_last.min()), int(in_last.max())),
+    )

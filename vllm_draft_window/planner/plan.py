@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a draft window costs and saves, from two checkpoints' configs; loads no model and needs no vLLM.
+
+Which window is in force comes from the product's ``resolve``, every length and column from its ``WindowGeometry``, and
+the size of the twins from ``WindowedInputs`` itself, allocated on torch's ``meta`` device.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from vllm_ascend.draft_window.config import (
+    DraftFacts,
+    DraftWindow,
+    DraftWindowOptions,
+    WindowOff,
+    resolve,
+)
+from vllm_ascend.draft_window.geometry import WindowGeometry
+from vllm_ascend.draft_window.inputs import WindowedInputs
+from vllm_draft_window.planner.advice import Suggestion, suggest, warnings
+from vllm_draft_window.planner.checkpoints import Checkpoint
+from vllm_draft_window.planner.deployment import Deployment, facts, forwards, geometry_of, tokens_seen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """Bytes of one step on one rank, all requests of the batch at the same context.
+
+    ``tokens_off`` and ``tokens_on`` are what the last draft forward reads of one request.
+    """
+
+    context: int
+    tokens_off: int
+    tokens_on: int
+    draft_off: int
+    draft_on: int
+    target: int
+    weights: int
+
+    @property
+    def share_off(self) -> float:
+        return self.draft_off / (self.draft_off + self.target + self.weights)
+
+    @property
+    def share_on(self) -> float:
+        return self.draft_on / (self.draft_on + self.target + self.weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """``first_query`` and ``last_query``: fewest and most tokens that those rows of a proposal see."""
+
+    window: DraftWindow | None
+    off_reason: str | None
+    columns: tuple[int, ...]
+    draft_kv_bytes_per_token: int
+    target_kv_bytes_per_token: int
+    first_query: tuple[int, int] | None
+    last_query: tuple[int, int] | None
+    twin_bytes: int
+    reads: tuple[Read, ...]
+    warnings: tuple[str, ...]
+    suggestion: Suggestion
+
+
+def make_plan(
+    target: Checkpoint,
+    draft: Checkpoint,
+    deployment: Deployment,
+    options: dict[str, Any],
+    contexts: Iterable[int],
+) -> Plan:
+    """Plan ``options``, the window's part of ``additional_config``; without ``draft_window_size`` the suggested one.
+
+    Raises:
+        ValueError: what the engine would refuse at start-up, in its words.
+    """
+    contexts = tuple(contexts)
+    if over := [context for context in contexts if context > deployment.max_model_len]:
+        raise ValueError(f"the context of {over[0]} tokens is above max_model_len={deployment.max_model_len}")
+    known = facts(draft, deployment)
+    suggestion = suggest(target, draft, deployment, known)
+    if "draft_window_size" not in options and suggestion.window is not None:
+        options = {**options, "draft_window_size": suggestion.window}
+    decision: DraftWindow | WindowOff
+    if "draft_window_size" in options:
+        given = DraftWindowOptions.from_additional_config(options)
+        assert given is not None
+        decision = resolve(given, known)
+    else:
+        decision = WindowOff(suggestion.reason)
+
+    window = decision if isinstance(decision, DraftWindow) else None
+    geometry = geometry_of(window, deployment) if window else None
+    first = last = None
+    if window:
+        first, last = tokens_seen(window, deployment, known, causal=draft.causal)
+    return Plan(
+        window=window,
+        off_reason=decision.reason if isinstance(decision, WindowOff) else None,
+        columns=geometry.columns if geometry else deployment.full_columns,
+        draft_kv_bytes_per_token=draft.kv_bytes_per_token(deployment.element_bytes, deployment.tensor_parallel_size),
+        target_kv_bytes_per_token=target.kv_bytes_per_token(deployment.element_bytes, deployment.tensor_parallel_size),
+        first_query=first,
+        last_query=last,
+        twin_bytes=twin_bytes(geometry, deployment) if geometry else 0,
+        reads=tuple(read(target, draft, deployment, known, geometry, context) for context in contexts),
+        warnings=tuple(warnings(target, draft, deployment, window)),
+        suggestion=suggestion,
+    )
+
+
+def twin_bytes(geometry: WindowGeometry, deployment: Deployment) -> int:
+    """What the windowed lengths and block tables take on one device."""
+
+    def int32(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.int32, device="meta")
+
+    rows = deployment.max_num_seqs
+    buffers = SimpleNamespace(seq_lens=int32(rows))
+    tables = SimpleNamespace(input_block_tables=[int32(rows, columns) for columns in deployment.full_columns])
+    return WindowedInputs(geometry, buffers, tables, range(len(deployment.full_columns)), fused=False).num_bytes
+
+
+def read(
+    target: Checkpoint,
+    draft: Checkpoint,
+    deployment: Deployment,
+    known: DraftFacts,
+    geometry: WindowGeometry | None,
+    context: int,
+) -> Read:
+    """One step at ``context`` tokens: the target verifies, then the draft proposes."""
+    element, tp, limit = deployment.element_bytes, deployment.tensor_parallel_size, deployment.max_model_len
+    steps = forwards(known)
+    seq_lens = [min(context + forward.tokens, limit) for forward in steps]
+    windowed = seq_lens
+    if geometry:
+        windowed = [
+            int(geometry.lengths(np.array([s]), queries=forward.queries, lookahead=forward.lookahead)[1][0])
+            for s, forward in zip(seq_lens, steps, strict=True)
+        ]
+
+    def draft_bytes(lengths: list[int]) -> int:
+        return deployment.batch * sum(draft.kv_bytes_read(length, element, tp) for length in lengths)
+
+    verified = min(context + known.num_speculative_tokens + 1, limit)
+    weights = target.weight_bytes + draft.weight_bytes * len(steps) if deployment.with_weights else 0
+    return Read(
+        context=context,
+        tokens_off=seq_lens[-1],
+        tokens_on=windowed[-1],
+        draft_off=draft_bytes(seq_lens),
+        draft_on=draft_bytes(windowed),
+        target=deployment.batch * target.kv_bytes_read(verified, element, tp),
+        weights=weights // tp,
+    )

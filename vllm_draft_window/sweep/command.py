@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the draft window for a model and its traffic."""
+
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from .cells import CellFile
+    from .engines import Engines
+    from .prompts import Prompts
+    from .servers import Servers
+
+MIN_PROMPTS = 16
+"""Fewer prompts than this say nothing about acceptance."""
+DEMO_TEXT = "the demo pair's held-out text"
+
+
+def main(
+    windows: Annotated[
+        str, typer.Option(help="draft_window_size values to try, tokens. No window is always measured too.")
+    ] = "256,512,1024",
+    contexts: Annotated[
+        str, typer.Option(help="Prompt lengths, tokens: those of your traffic.")
+    ] = "512,1024,2048,4096",
+    prompts_file: Annotated[
+        Path | None,
+        typer.Option(
+            help='Your prompts: *.jsonl with {"prompt": TEXT} a line, or one long text that is cut. '
+            "Default: Python source, for the demo pair only."
+        ),
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=MIN_PROMPTS, help="Prompts per cell.")] = MIN_PROMPTS,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate per prompt.")] = 64,
+    model: Annotated[str | None, typer.Option(help="Target to load in this process. Default: the demo pair.")] = None,
+    speculative_config: Annotated[str | None, typer.Option(help="JSON, as for vllm serve.")] = None,
+    engine_args: Annotated[
+        str, typer.Option(help='More arguments of vllm.LLM as JSON, e.g. \'{"dtype": "bfloat16"}\'.')
+    ] = "{}",
+    server: Annotated[
+        list[str] | None,
+        typer.Option(help="WINDOW=URL of a running server, once for each window and once with off=URL."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for results and for the state to resume from.")] = Path("sweep"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin again instead of resuming.")] = False,
+    log_level: Annotated[str, typer.Option(help="vLLM's log level.")] = "ERROR",
+) -> None:
+    """Measure acceptance for draft windows at context lengths, and recommend a window or none.
+
+    Without arguments it sweeps the demo pair on the CPU. In this process it starts one engine per window:
+
+        draft-window sweep --model TARGET --speculative-config '{"method": "dspark", "model": DRAFT,
+        "num_speculative_tokens": 7}' --prompts-file traffic.jsonl
+
+    Against running servers, each started with its own --additional-config:
+
+        draft-window sweep --server off=http://host:8000 --server 2048=http://host:8001
+        --prompts-file traffic.jsonl
+
+    Ctrl-C is safe: the same command goes on behind the last finished cell. Writes sweep.json, sweep.csv and sweep.png.
+    """
+    os.environ["VLLM_LOGGING_LEVEL"] = log_level
+    from .cells import CellFile
+    from .engines import Engines
+    from .report import table, write
+    from .servers import Servers
+    from .texts import numbers
+    from .verdict import recommend
+
+    console = Console()
+    try:
+        lengths = numbers("--contexts", contexts)
+        if server:
+            sweep: Servers | Engines = Servers(server, max_tokens)
+        else:
+            sweep = Engines(windows, model, speculative_config, engine_args, lengths, max_tokens)
+        if prompts_file is None and not sweep.is_demo:
+            raise ValueError("--prompts-file is needed: acceptance depends on the text, so sweep your own traffic")
+        settings = {"prompts": _prompts_key(prompts_file, lengths), "per_cell": prompts, "max_tokens": max_tokens}
+        finished = CellFile(out / "cells.jsonl", settings | sweep.settings, fresh=fresh)
+        missing = finished.missing([None, *sweep.windows], lengths)
+        if missing:
+            texts = sweep.prompts(prompts_file, lengths, prompts)
+            _measure(console, sweep, missing, texts, finished)
+    except ValueError as error:
+        console.print(f"[bold red]error:[/] {error}", highlight=False)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        console.print(f"Interrupted; the finished cells are in {out}, and the same command goes on from there.")
+        raise typer.Exit(130) from None
+    verdict = recommend(finished.cells, sweep.windows, lengths)
+    shown = [None, *sweep.windows]
+    console.print(table(finished.cells, shown, lengths, title=sweep.title))
+    console.print(
+        f"[bold]Recommended: {'no window' if verdict.window is None else verdict.window}.[/] {verdict.reason}"
+    )
+    paths = write(out, finished.cells, shown, lengths, settings=settings | sweep.settings, verdict=verdict)
+    console.print(f"Written: {', '.join(map(str, paths))}", highlight=False)
+
+
+def _measure(
+    console: Console,
+    sweep: "Servers | Engines",
+    missing: dict[int | None, list[int]],
+    prompts: "Prompts",
+    finished: "CellFile",
+) -> None:
+    """Measure the missing cells, and keep each as it is finished."""
+    from .cells import Cell
+    from .interrupt import interrupts_kept
+    from .report import name
+
+    counts = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    times = TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn()
+    with interrupts_kept() as check, Progress(*counts, *times, console=console) as progress:
+        total = sum(len(prompts[context]) for contexts in missing.values() for context in contexts)
+        task = progress.add_task("", total=total)
+        for window, contexts in missing.items():
+            check()
+            progress.update(task, description=f"window {name(window)}: starting")
+            with sweep.measuring(window, prompts) as measure:
+                for context in contexts:
+                    check()
+                    progress.update(task, description=f"window {name(window)}, {context} tokens")
+                    started = time.perf_counter()
+                    tokens, steps = zip(*measure(context, lambda: progress.advance(task)), strict=True)
+                    seconds = time.perf_counter() - started
+                    cell = Cell(window=window, context=context, tokens=tokens, steps=steps, seconds=seconds)
+                    finished.add(cell)
+
+
+def _prompts_key(path: Path | None, contexts: list[int]) -> str:
+    """What makes prompts the same; a text is cut at places that depend on the longest context."""
+    if path is None:
+        return DEMO_TEXT
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise ValueError(f"cannot read --prompts-file {path}: {error.strerror}") from None
+    return f"{path.name} {digest}" + ("" if path.suffix == ".jsonl" else f", cut for {max(contexts)} tokens")
