@@ -19,7 +19,7 @@ from vllm_ascend.draft_window.config import DraftWindowOptions
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
-PACKAGE = REPOSITORY / "vllm_ascend" / "worker" / "v2" / "spec_decode" / "draft_window"
+PACKAGE = REPOSITORY / "vllm_ascend" / "draft_window"
 PAGES = sorted(path.name.removesuffix(".md") for path in DOCS.glob("*.md") if not path.name.endswith(".zh.md"))
 needs_mkdocs = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("mkdocs", "material", "mkdocs_static_i18n")),
