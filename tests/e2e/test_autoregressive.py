@@ -102,7 +102,7 @@ def test_window_that_covers_every_context_changes_nothing(refreshed, tmp_path):
             return recorder, engine.run(mixed_prompts()[:3], max_tokens=4).tokens
 
     off, tokens_off = run({})
-    on, tokens_on = run({"draft_window_size": 1000})
+    on, tokens_on = run({"draft_window_size": 992})
     assert tokens_on == tokens_off
     assert bool(on.windowed_addresses) == refreshed
     assert len(on.metadata) == len(off.metadata) > 0

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vllm_ascend.draft_window.config import DraftWindowOptions
+from vllm_ascend.draft_window.options import DraftWindowOptions
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
@@ -120,7 +120,7 @@ def test_every_reason_to_be_off_is_documented(language):
     page = read("options", language)
     calls = [
         node
-        for path in PACKAGE.glob("*.py")
+        for path in PACKAGE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "WindowOff"
     ]

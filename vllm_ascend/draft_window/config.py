@@ -1,73 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM-Ascend project
-"""From ``--additional-config`` to one validated, frozen window in force, or to *off, because ...*."""
+"""From the user's options and the engine's facts to one frozen window in force, or to *off, because ...*."""
 
-import difflib
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from .options import DraftWindowOptions
 
 PARALLEL_METHODS = frozenset({"dflash", "dspark"})
 """Methods that draft all tokens in one forward over a KV cache of their own."""
 AUTOREGRESSIVE_METHODS = frozenset({"draft_model", "eagle", "eagle3"})
 """Methods that draft token by token over a KV cache of their own."""
-
-_PREFIX = "draft_window"
-
-
-class DraftWindowOptions(BaseModel):
-    """What the user wrote in ``additional_config``; strict, so ``True``, ``"2048"`` and ``2048.0`` are not integers."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
-
-    draft_window_size: Annotated[int, Field(gt=0, description="newest tokens that the draft attends to")]
-    draft_window_sink_size: Annotated[int, Field(ge=0, description="first tokens that stay visible")] = 0
-    draft_window_min_context: Annotated[int, Field(ge=0, description="shorter requests are not windowed")] = 0
-    draft_window_mtp: Annotated[bool, Field(description="window the MTP heads too")] = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _reject_unknown_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
-        for key in values.keys() - cls.model_fields.keys():
-            # A cut-off name means the first option that it begins, not the shortest one.
-            longer = [field for field in cls.model_fields if field.startswith(key)]
-            nearest = (longer or difflib.get_close_matches(key, cls.model_fields, n=1, cutoff=0))[0]
-            raise ValueError(
-                f"additional_config has no option {key!r} (value {values[key]!r}); did you mean {nearest!r}?"
-            )
-        return values
-
-    @classmethod
-    def from_additional_config(cls, additional_config: Any) -> "DraftWindowOptions | None":
-        """Read the options; ``None`` when ``draft_window_size`` is absent or null and nothing else is asked for.
-
-        Raises:
-            ValueError: a value of the wrong type or range, an unknown key that begins with ``draft_window``, or an
-                option of the window without the window itself. Names the key, the value and what is allowed.
-        """
-        # A platform may keep an object of its own there; the window's options only ever come in a dict.
-        values = additional_config.items() if isinstance(additional_config, Mapping) else ()
-        given = {key: value for key, value in values if key.startswith(_PREFIX) and value is not None}
-        if not given:
-            return None
-        try:
-            return cls(**given)
-        except ValidationError as error:
-            raise ValueError("; ".join(_explain(detail) for detail in error.errors())) from None
-
-
-def _explain(detail: Any) -> str:
-    key, kind = ".".join(map(str, detail["loc"])), detail["type"]
-    if kind == "missing":
-        return f"{', '.join(detail['input'])} needs {key}, an integer greater than 0, which is not set"
-    if kind == "value_error":
-        return str(detail["ctx"]["error"])
-    kind_of_value = {"bool_type": "true or false", "greater_than_equal": "an integer of at least 0"}
-    at_least = "an integer greater than 0" if key == "draft_window_size" else "an integer of at least 0"
-    return f"additional_config {key}={detail['input']!r} is not allowed: it must be {kind_of_value.get(kind, at_least)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +41,12 @@ class DraftFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftWindow:
-    """A window in force, in tokens. ``warnings`` are for the log, once."""
+    """A window in force, in tokens.
+
+    Attributes:
+        widened_from: the size that the user wrote, where the draft's own window is wider.
+        warnings: for the log, once.
+    """
 
     method: str
     size: int
@@ -105,17 +54,37 @@ class DraftWindow:
     min_context: int
     queries_per_request: int
     max_lookahead: int
+    widened_from: int | None = None
     warnings: tuple[str, ...] = ()
 
     def widened_to(self, native_window: int | None) -> "DraftWindow":
         """A draft is never shrunk below the window that it was trained with: that costs acceptance."""
         if not native_window or native_window <= self.size:
             return self
+        asked_for = self.size if self.widened_from is None else self.widened_from
         warning = (
-            f"draft_window_size={self.size} is below the draft's own sliding window of {native_window} tokens; "
+            f"draft_window_size={asked_for} is below the draft's own sliding window of {native_window} tokens; "
             f"using {native_window}"
         )
-        return replace(self, size=native_window, warnings=(*self.warnings, warning))
+        return replace(self, size=native_window, widened_from=asked_for, warnings=(*self.warnings, warning))
+
+    def covers(self, max_model_len: int, *, block_size: int = 1) -> "WindowOff | None":
+        """Why no sequence of at most ``max_model_len`` tokens is ever cropped in whole blocks, if none is."""
+        if self.min_context >= max_model_len:
+            return WindowOff(f"draft_window_min_context={self.min_context} covers max_model_len={max_model_len}")
+        covering = [f"draft_window_size={self.size}"]
+        if self.widened_from is not None:
+            covering = [f"the draft's own sliding window of {self.size} tokens"]
+        if self.sink_size and self.size < max_model_len:
+            covering.append(f"draft_window_sink_size={self.sink_size}")
+        what = " and ".join(covering)
+        verb = "covers" if len(covering) == 1 else "cover"
+        if self.size + self.sink_size >= max_model_len:
+            return WindowOff(f"{what} {verb} max_model_len={max_model_len}")
+        sink = -(-self.sink_size // block_size) * block_size
+        if self.size - self.max_lookahead + sink + block_size > max_model_len:
+            return WindowOff(f"{what}, in whole blocks of {block_size} tokens, {verb} max_model_len={max_model_len}")
+        return None
 
 
 @dataclass(frozen=True)
@@ -139,28 +108,7 @@ def resolve(options: DraftWindowOptions, facts: DraftFacts) -> DraftWindow | Win
     autoregressive = is_mtp or method in AUTOREGRESSIVE_METHODS
     if not autoregressive and method not in PARALLEL_METHODS:
         return WindowOff(f"the method {method} has no draft attention over the context", logging.WARNING)
-    if size >= facts.max_model_len:
-        return WindowOff(f"draft_window_size={size} covers max_model_len={facts.max_model_len}")
-    if options.draft_window_min_context >= facts.max_model_len:
-        gate = options.draft_window_min_context
-        return WindowOff(f"draft_window_min_context={gate} covers max_model_len={facts.max_model_len}")
-
-    if facts.context_parallel_size > 1:
-        raise ValueError(
-            f"draft_window_size={size} is not supported with context parallelism "
-            f"(size {facts.context_parallel_size}); the decode and prefill context parallel sizes must be 1"
-        )
     lookahead = facts.num_speculative_tokens if autoregressive else 0
-    if size <= lookahead:
-        raise ValueError(
-            f"draft_window_size={size} is too small for {method}: it must be at least {lookahead + 1}, "
-            f"one more than num_speculative_tokens"
-        )
-    if size < facts.queries_per_request:
-        raise ValueError(
-            f"draft_window_size={size} is too small for {method}: it must be at least {facts.queries_per_request}, "
-            f"the query tokens of one draft forward"
-        )
     window = DraftWindow(
         method=method,
         size=size,
@@ -169,11 +117,29 @@ def resolve(options: DraftWindowOptions, facts: DraftFacts) -> DraftWindow | Win
         queries_per_request=facts.queries_per_request,
         max_lookahead=lookahead,
     ).widened_to(facts.native_window)
+    if covered := window.covers(facts.max_model_len):
+        return covered
+
+    if facts.context_parallel_size > 1:
+        raise ValueError(
+            f"draft_window_size={size} is not supported with context parallelism "
+            f"(size {facts.context_parallel_size}); the decode and prefill context parallel sizes must be 1"
+        )
+    if window.size <= lookahead:
+        raise ValueError(
+            f"draft_window_size={size} is too small for {method}: it must be at least {lookahead + 1}, "
+            f"one more than num_speculative_tokens"
+        )
+    if window.size < facts.queries_per_request:
+        raise ValueError(
+            f"draft_window_size={size} is too small for {method}: it must be at least {facts.queries_per_request}, "
+            f"the query tokens of one draft forward"
+        )
 
     positions = facts.max_position_embeddings
-    if positions is not None and window.size > positions:
+    if positions is not None and size > positions:
         raise ValueError(
-            f"draft_window_size={window.size} is above the draft's max_position_embeddings={positions}; "
+            f"draft_window_size={size} is above the draft's max_position_embeddings={positions}; "
             f"it must be at most {positions}"
         )
     warnings = list(window.warnings)

@@ -78,7 +78,7 @@ class DraftWindowMixin:
             return
         groups = inspect_draft_groups(self.attn_groups, self.block_tables)
         if isinstance(groups, WindowOff):
-            report_off(groups, self.vllm_config)
+            self._switch_off(groups)
             return
         window = self.draft_window = self.draft_window.widened_to(groups.native_window)
         geometry = WindowGeometry(
@@ -87,10 +87,14 @@ class DraftWindowMixin:
             min_context=window.min_context,
             block_sizes=groups.block_sizes,
             full_columns=groups.full_columns,
-            max_model_len=self.max_model_len,
+            # The engine may have fitted it to its memory since the speculator was made.
+            max_model_len=self.vllm_config.model_config.max_model_len,
             max_queries=self._most_queries(),
             max_lookahead=window.max_lookahead,
         )
+        if covered := window.covers(geometry.limit, block_size=geometry.alignment):
+            self._switch_off(covered)
+            return
         self.windowed_inputs = WindowedInputs(
             geometry,
             self.input_buffers,
@@ -111,6 +115,10 @@ class DraftWindowMixin:
             f"KV cache groups={list(groups.group_ids)}, runner=V2 ({type(self).__name__}), decode graphs={graphs}, "
             f"{-(-self.windowed_inputs.num_bytes // 1024)} KiB",
         )
+
+    def _switch_off(self, off: WindowOff) -> None:
+        self.draft_window = self.windowed_inputs = None
+        report_off(off, self.vllm_config)
 
     def _most_queries(self) -> int:
         """Most query tokens of one request in one draft forward."""

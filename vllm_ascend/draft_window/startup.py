@@ -7,7 +7,8 @@ from typing import Any
 
 from vllm.logger import logger
 
-from .config import DraftWindow, DraftWindowOptions, WindowOff, facts_from_config, resolve
+from .config import DraftWindow, WindowOff, facts_from_config, resolve
+from .options import DraftWindowOptions
 
 
 def decide(vllm_config: Any) -> DraftWindow | WindowOff | None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from vllm_ascend.draft_window.config import (
     DraftFacts,
     DraftWindow,
-    DraftWindowOptions,
     WindowOff,
     resolve,
 )
+from vllm_ascend.draft_window.options import DraftWindowOptions
 from vllm_draft_window.planner.checkpoints import Checkpoint
 from vllm_draft_window.planner.deployment import Deployment, geometry_of, tokens_seen
 

@@ -16,12 +16,12 @@ import torch
 from vllm_ascend.draft_window.config import (
     DraftFacts,
     DraftWindow,
-    DraftWindowOptions,
     WindowOff,
     resolve,
 )
 from vllm_ascend.draft_window.geometry import WindowGeometry
 from vllm_ascend.draft_window.inputs import WindowedInputs
+from vllm_ascend.draft_window.options import DraftWindowOptions
 from vllm_draft_window.planner.advice import Suggestion, suggest, warnings
 from vllm_draft_window.planner.checkpoints import Checkpoint
 from vllm_draft_window.planner.deployment import Deployment, facts, forwards, geometry_of, tokens_seen
@@ -95,8 +95,12 @@ def make_plan(
     else:
         decision = WindowOff(suggestion.reason)
 
+    geometry = geometry_of(decision, deployment) if isinstance(decision, DraftWindow) else None
+    if geometry and isinstance(decision, DraftWindow):  # as the engine does once it knows its blocks
+        decision = decision.covers(geometry.limit, block_size=geometry.alignment) or decision
     window = decision if isinstance(decision, DraftWindow) else None
-    geometry = geometry_of(window, deployment) if window else None
+    if window is None:
+        geometry = None
     first = last = None
     if window:
         first, last = tokens_seen(window, deployment, known, causal=draft.causal)

@@ -34,6 +34,7 @@ MRV1_TESTS = "tests/ut/spec_decode"
 COPIED_TESTS = {
     "tests/oracle.py": f"{UNIT_TESTS}/oracle.py",
     "tests/ut/draft_window/test_config.py": f"{UNIT_TESTS}/test_config.py",
+    "tests/ut/draft_window/test_options.py": f"{UNIT_TESTS}/test_options.py",
     "tests/ut/draft_window/test_public_cases.py": f"{UNIT_TESTS}/test_public_cases.py",
     "tests/ut/spec_decode/metadata.py": f"{MRV1_TESTS}/draft_window_metadata.py",
     "tests/ut/spec_decode/test_known_defects.py": f"{MRV1_TESTS}/test_draft_window_defects.py",

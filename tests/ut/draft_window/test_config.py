@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options and their resolution. Needs pydantic, not vLLM."""
+"""From options and facts to a window in force, or off. Needs pydantic, not vLLM."""
 
 import logging
-import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from vllm_ascend.draft_window.config import (
     DraftFacts,
     DraftWindow,
-    DraftWindowOptions,
     WindowOff,
     facts_from_config,
     native_window,
     resolve,
 )
+from vllm_ascend.draft_window.geometry import WindowGeometry
+from vllm_ascend.draft_window.options import DraftWindowOptions
 
 
 def options(**values) -> DraftWindowOptions:
@@ -27,71 +28,6 @@ def options(**values) -> DraftWindowOptions:
 def facts(**values) -> DraftFacts:
     defaults = dict(method="dspark", num_speculative_tokens=8, queries_per_request=8, max_model_len=32768)
     return DraftFacts(**(defaults | values))
-
-
-class TestOptions:
-    @pytest.mark.parametrize(
-        "additional_config",
-        [None, {}, {"draft_window_size": None}, {"refresh": True}, SimpleNamespace(draft_window_size=1)],
-    )
-    def test_absent_or_null_means_off(self, additional_config):
-        assert DraftWindowOptions.from_additional_config(additional_config) is None
-
-    def test_defaults_and_keys_of_others(self):
-        parsed = DraftWindowOptions.from_additional_config({"draft_window_size": 2048, "ascend_fusion_config": {}})
-        assert parsed.model_dump() == {
-            "draft_window_size": 2048,
-            "draft_window_sink_size": 0,
-            "draft_window_min_context": 0,
-            "draft_window_mtp": False,
-        }
-
-    @pytest.mark.parametrize("value", ["2048", True, 0, -8, 2048.0, [2048]])
-    def test_size_must_be_a_positive_integer(self, value):
-        text = f"draft_window_size={value!r} is not allowed: it must be an integer greater than 0"
-        with pytest.raises(ValueError, match=re.escape(text)):
-            options(size=value)
-
-    @pytest.mark.parametrize("name", ["sink_size", "min_context"])
-    @pytest.mark.parametrize("value", ["4", True, -1, 4.0])
-    def test_other_sizes_must_be_integers_of_at_least_zero(self, name, value):
-        text = f"draft_window_{name}={value!r} is not allowed: it must be an integer of at least 0"
-        with pytest.raises(ValueError, match=re.escape(text)):
-            options(**{name: value})
-
-    @pytest.mark.parametrize("value", [1, "true", 0.0])
-    def test_mtp_must_be_a_boolean(self, value):
-        text = f"draft_window_mtp={value!r} is not allowed: it must be true or false"
-        with pytest.raises(ValueError, match=re.escape(text)):
-            options(mtp=value)
-
-    @pytest.mark.parametrize(
-        ("key", "nearest"),
-        [
-            ("draft_window_sise", "draft_window_size"),
-            ("draft_window", "draft_window_size"),
-            ("draft_window_sink", "draft_window_sink_size"),
-            ("draft_window_min_contxt", "draft_window_min_context"),
-        ],
-    )
-    @pytest.mark.parametrize("more", [{}, {"draft_window_size": 512}])
-    def test_unknown_key_names_the_nearest(self, key, nearest, more):
-        with pytest.raises(ValueError, match=f"no option '{key}' \\(value 2048\\); did you mean '{nearest}'"):
-            DraftWindowOptions.from_additional_config({key: 2048} | more)
-
-    @pytest.mark.parametrize("key", ["draft_window_sink_size", "draft_window_min_context", "draft_window_mtp"])
-    def test_option_of_the_window_without_the_window(self, key):
-        value = True if key.endswith("mtp") else 4
-        with pytest.raises(ValueError, match=f"{key} needs draft_window_size, an integer greater than 0"):
-            DraftWindowOptions.from_additional_config({key: value})
-
-    def test_every_mistake_is_named(self):
-        with pytest.raises(ValueError, match="draft_window_size=0 .*draft_window_sink_size=-1 "):
-            options(size=0, sink_size=-1)
-
-    def test_frozen(self):
-        with pytest.raises(ValueError, match="frozen"):
-            options().draft_window_size = 4
 
 
 class TestResolution:
@@ -106,6 +42,18 @@ class TestResolution:
         [
             ({"size": 32768}, {}, logging.INFO, "draft_window_size=32768 covers max_model_len=32768"),
             ({"min_context": 32768}, {}, logging.INFO, "draft_window_min_context=32768 covers max_model_len=32768"),
+            (
+                {"sink_size": 32256},
+                {},
+                logging.INFO,
+                "draft_window_size=512 and draft_window_sink_size=32256 cover max",
+            ),
+            (
+                {},
+                {"native_window": 65536},
+                logging.INFO,
+                "the draft's own sliding window of 65536 tokens covers max_mo",
+            ),
             *(
                 ({}, {"method": method}, logging.WARNING, f"the method {method} has no draft attention")
                 for method in ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "extract_hidden_states")
@@ -151,6 +99,42 @@ class TestResolution:
         expected = [f"draft_window_size={size} is below the draft's own sliding window of {native} tokens"]
         assert [w.split(";")[0] for w in window.warnings] == (expected if in_force != size else [])
         assert window.widened_to(native) is window
+
+    def test_a_window_of_the_draft_may_be_wider_than_all_that_is_needed(self):
+        """Only what is in force in the end is compared, and no text names a number that the user did not write."""
+        window = resolve(options(size=4), facts(native_window=2048))
+        assert (window.size, window.widened_from) == (2048, 4)
+        (_, again) = window.widened_to(4096).warnings
+        assert again.startswith("draft_window_size=4 is below the draft's own sliding window of 4096")
+
+    @pytest.mark.parametrize(
+        ("given", "block_size", "longest", "covers"),
+        [
+            ({}, 1056, 1567, "draft_window_size=512, in whole blocks of 1056 tokens, covers max_model_len=1567"),
+            ({}, 1056, 1568, None),
+            (
+                {"sink_size": 4},
+                1056,
+                2623,
+                "draft_window_size=512 and draft_window_sink_size=4, in whole blocks of 1056",
+            ),
+            ({"sink_size": 4}, 1056, 2624, None),
+            ({}, 16, 512, "draft_window_size=512 covers max_model_len=512"),
+        ],
+    )
+    def test_a_window_that_no_sequence_of_the_engine_reaches_past(self, given, block_size, longest, covers):
+        off = resolve(options(**given), facts()).covers(longest, block_size=block_size)
+        assert off is None if covers is None else off.reason.startswith(covers)
+        geometry = WindowGeometry(
+            window=512,
+            sink=given.get("sink_size", 0),
+            block_sizes=(block_size,),
+            full_columns=(100,),
+            max_model_len=longest,
+            max_queries=8,
+        )
+        removed, _ = geometry.lengths(np.arange(longest + 1, dtype=np.int32), queries=8)
+        assert bool(removed.any()) == (off is None)
 
     def test_context_parallelism(self):
         with pytest.raises(ValueError, match="draft_window_size=512 is not supported with context parallelism"):

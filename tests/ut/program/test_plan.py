@@ -45,7 +45,7 @@ SHAPES = [
     (2048, 100, 0, (128,), 32768),
     (256, 0, 1000, (32,), 4096),
     (300, 70, 700, (16, 48), 5000),
-    (4032, 0, 0, (128,), 4100),
+    (4032, 0, 0, (128,), 4200),
     (7, 0, 0, (16,), 100),
 ]
 
@@ -128,7 +128,7 @@ def test_tokens_seen_by_an_autoregressive_draft_are_the_oracles(window, sink, ga
     [
         ({"draft_window_size": 100}, 1000, 5),
         ({"draft_window_size": 64, "draft_window_sink_size": 40, "draft_window_min_context": 300}, 1024, 16),
-        ({"draft_window_size": 999}, 1000, 3),  # as wide as the full table
+        ({"draft_window_size": 968}, 1000, 3),  # as wide as the full table
     ],
 )
 def test_figures_are_the_engines(options, max_model_len, max_num_seqs):
@@ -268,6 +268,13 @@ def test_window_off_says_why():
     found = plan("--window", 9000, "--max-model-len", 8192)
     assert found["window"] is None and "covers max_model_len=8192" in found["off_because"]
     assert all(read["draft_on"] == read["draft_off"] for read in found["reads"])
+
+
+def test_window_that_large_blocks_round_out_to_everything():
+    blocks = ("--block-size", 480, "--block-size", 864)
+    found = plan("--window", 512, "--max-model-len", 4800, *blocks)
+    assert found["window"] is None and "in whole blocks of 4320 tokens" in found["off_because"]
+    assert plan("--window", 512, "--max-model-len", 8192, *blocks)["window"]["size"] == 512
 
 
 @pytest.mark.parametrize(

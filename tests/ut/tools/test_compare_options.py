@@ -68,7 +68,7 @@ def test_plot_knows_every_column(tmp_path):
 
 
 def test_columns_are_options_of_the_product():
-    from vllm_ascend.draft_window.config import DraftWindowOptions
+    from vllm_ascend.draft_window.options import DraftWindowOptions
 
     assert [name for name, column in columns(512).items() if not column.options] == ["off"]
     for column in columns(512).values():
