@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of the demo pair: corpus, models, acceptance simulation and checkpoint export."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,13 @@ def demo_prompts(count: int, context: int) -> list[list[int]]:
 
     Every context length ends at the same places of the text, so that rows differ by context alone.
     """
-    from .corpus import load_corpus, standard_library
-
-    text = load_corpus(standard_library(), include_tests=False, seed=0).held_out
+    text = _held_out_text()
     ends = np.linspace(16_384, len(text), count, dtype=np.int64)
     return [text[end - context : end].tolist() for end in ends]
+
+
+@functools.cache
+def _held_out_text() -> np.ndarray:
+    from .corpus import load_corpus, standard_library
+
+    return load_corpus(standard_library(), include_tests=False, seed=0).held_out

@@ -13,9 +13,6 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-
-import numpy as np
 
 SITE_DIR = Path(__file__).parent / "site"
 """Directory for ``PYTHONPATH`` whose ``sitecustomize`` calls :func:`activate` in every process."""
@@ -48,7 +45,11 @@ def activate(*, single_process: bool = True) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     _answer_version_lookup()
     _offer_triton_backend()
-    _complete_interpreter()
+    # Imported late: where Triton is missing, the error of the version look-up says more.
+    from . import interpreter
+
+    interpreter.complete()
+    interpreter.speed_up()
 
 
 def _answer_version_lookup() -> None:
@@ -75,39 +76,3 @@ def _offer_triton_backend() -> None:
     from triton.backends import backends
 
     backends["cpu"] = SimpleNamespace(compiler=None, driver=SimpleNamespace(is_active=lambda: True))  # type: ignore
-
-
-def _complete_interpreter() -> None:
-    """Close three gaps: ``log1p`` and integer masks (temperature > 0), and reductions over nothing but NaN."""
-    import triton.language as tl
-    from triton.language.extra import libdevice
-    from triton.runtime import interpreter
-
-    def log1p(x: Any, _semantic: Any = None) -> Any:
-        return tl.tensor(interpreter.TensorHandle(np.log1p(x.handle.data), x.handle.dtype), x.type)
-
-    libdevice.log1p = log1p
-
-    # The interpreter's C++ loads and stores take bool masks only, but `mask & int` expressions give integers.
-    builder = interpreter.InterpreterBuilder
-    load, store = builder.create_masked_load, builder.create_masked_store
-
-    def with_bool_mask(mask: Any) -> Any:
-        return interpreter.TensorHandle(mask.data.astype(np.bool_), mask.dtype)
-
-    builder.create_masked_load = lambda self, ptrs, mask, *rest: load(self, ptrs, with_bool_mask(mask), *rest)
-    builder.create_masked_store = lambda self, ptrs, value, mask, *rest: store(
-        self, ptrs, value, with_bool_mask(mask), *rest
-    )
-
-    # vLLM warms up with attention outputs that nothing has written; where they are NaN, the interpreter's reductions
-    # raise, while a device gives some index.
-    reduce_index = interpreter.ReduceOps.min_max
-
-    def min_max(self: Any, input: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
-        data = input.handle.data
-        if np.isnan(data).any():
-            input = self.to_tensor(np.where(np.isnan(data), -np.inf, data), input.dtype)
-        return reduce_index(self, input, val_reduce_op, idx_reduce_op)
-
-    interpreter.ReduceOps.min_max = min_max
