@@ -15,6 +15,7 @@ from tests import oracle
 from tests.ascend.fia import Call, masked_attention
 from tests.ascend.graphs import NPUGraph
 from tests.oracle import Case
+from vllm_ascend.draft_window.config import max_rejected
 
 
 class DraftReference:
@@ -53,11 +54,25 @@ class DraftReference:
         raise NotImplementedError
 
     def _compare(
-        self, name: str, row: int, call: Call, *, case: Case, full_len: int, full_row: np.ndarray, size: int
+        self,
+        name: str,
+        row: int,
+        call: Call,
+        *,
+        case: Case,
+        full_len: int,
+        full_row: np.ndarray,
+        size: int,
+        decided_at: int | None = None,
     ) -> None:
-        """One request of one layer; ``full_len`` and ``full_row`` are what no window ever touched."""
+        """One request of one layer; ``full_len`` and ``full_row`` are what no window ever touched.
+
+        ``decided_at`` is the length by which the host decided what is hidden, where it decides.
+        """
         impl = self._layers[name].impl
-        visible = oracle.visible_tokens(case, full_len)
+        shortest = min(full_len if decided_at is None else max(decided_at, 0), case.limit)
+        hidden_tokens = np.setdiff1d(np.arange(shortest), oracle.visible_tokens(case, shortest))
+        visible = np.setdiff1d(np.arange(min(full_len, case.limit)), hidden_tokens)
         assert call.kv_lens[row] == len(visible), f"{name}, request {row}: {call.kv_lens[row]} of {full_len} tokens"
         everything = np.arange(min(full_len, case.limit))
         slots = torch.from_numpy(oracle.physical_slots(full_row, size, everything))
@@ -206,6 +221,7 @@ class ProposerReference(DraftReference):
         self.causal = dict.fromkeys(
             self._layers, not parallel or (method == "dspark" and model.get_draft_attn_causal()[0])
         )
+        self._max_rejected = max_rejected(runner.vllm_config)
         self.steps: list[int] = []
         self._undo = [self._before(self._proposer, "set_inputs_first_pass", self._begin)]
         self._handle = model.register_forward_pre_hook(self._note_positions, with_kwargs=True)
@@ -227,6 +243,7 @@ class ProposerReference(DraftReference):
 
     def _begin(self) -> None:
         self._step = -1
+        self._host_lens = self._runner.optimistic_seq_lens_cpu.clone()
 
     def _note_positions(self, _: Any, args: Any, kwargs: Any) -> None:
         self._step += 1
@@ -255,4 +272,9 @@ class ProposerReference(DraftReference):
             )
             # Later steps count on from the first, tokens among them that were rejected: so does vLLM-Ascend.
             full_len = int(self._first_lens[row]) + self._step
-            self._compare(name, row, call, case=case, full_len=full_len, full_row=table[row], size=size)
+            decided_at = None
+            if self._lookahead:  # token by token, attention reads its lengths on the host
+                decided_at = int(self._host_lens[row]) - self._max_rejected + self._step
+            self._compare(
+                name, row, call, case=case, full_len=full_len, full_row=table[row], size=size, decided_at=decided_at
+            )

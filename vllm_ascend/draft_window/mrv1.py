@@ -142,6 +142,8 @@ def _attach(proposer: Any, window: DraftWindow, block_size: int) -> None:
         min_context=window.min_context,
         max_model_len=vllm_config.model_config.max_model_len,
         max_rejected=max_rejected(vllm_config),
+        # Only vLLM-Ascend 0.26 has the latter, for MLA; other parallel drafts read the device's lengths.
+        read_from="_seq_lens_cpu" if window.max_lookahead else "parallel_draft_seq_lens_cpu",
     )
 
 

@@ -5,40 +5,18 @@
 The contract is that of vLLM-Ascend's ``SlidingWindowAdapter``; the arithmetic is Model Runner V2's.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from vllm.utils.platform_utils import is_pin_memory_available
 
 from vllm_ascend.draft_window.geometry import WindowGeometry
 
-_OPTIMISTIC_MIRROR = "seq_lens_cpu_upper_bound"
-_MIRRORS = ("seq_lens_cpu", "_seq_lens_cpu", _OPTIMISTIC_MIRROR)
-
-
-@dataclass(eq=False)
-class _Step:
-    """One proposal: its lengths before and after, by attribute name, and the tables cropped so far.
-
-    ``seq_lens`` tells steps apart: Model Runner V1 makes a new tensor for every proposal, and copies of one metadata
-    object, which differ in their KV group only, share it.
-    """
-
-    full: dict[str, torch.Tensor]
-    windowed: dict[str, torch.Tensor]
-    # [num_reqs], tokens taken out behind the sink
-    removed: torch.Tensor
-    # Longest length that may be read.
-    limit: int
-    # Whether some chunk of the batch does not fit the persistent clones' width.
-    wide: bool
-    # One entry per KV group: the full table and the cropped one.
-    tables: list[tuple[torch.Tensor, torch.Tensor]]
-
-    def full_table_behind(self, table: torch.Tensor) -> torch.Tensor | None:
-        """The full table that ``table`` was cropped from in this step, if it was."""
-        return next((full for full, cropped in self.tables if table.data_ptr() == cropped.data_ptr()), None)
+# Copies of seq_lens on the host; the last counts rejected draft tokens always.
+_HOST_COPIES = ("_seq_lens_cpu", "seq_lens_cpu", "seq_lens_cpu_upper_bound")
 
 
 class SlidingWindowAdapter:
@@ -47,7 +25,7 @@ class SlidingWindowAdapter:
     Slot mappings are untouched and keep addressing the whole KV cache, through :attr:`full_block_table`.
 
     Attributes:
-        full_block_table: the table of the KV group that :meth:`apply` saw last, uncropped, the very tensor.
+        full_block_table: the table of the KV group that was cropped last, uncropped, the very tensor.
         window_blocks: block-table columns of the window itself.
         max_window_blocks: columns of the cropped table; a window that starts inside a block needs one more.
     """
@@ -64,21 +42,24 @@ class SlidingWindowAdapter:
         min_context: int = 0,
         max_model_len: int | None = None,
         max_rejected: int | None = None,
+        read_from: str = "seq_lens",
     ) -> None:
         """Allocate the persistent table of the first KV group.
 
         Args:
             window_size: W, newest tokens that stay visible.
-            block_size: tokens to which the window's start is rounded down: those of one block-table column, or with
-                several draft KV groups the least common multiple over the groups.
+            block_size: tokens per block-table column, or the least common multiple over several KV groups; the window
+                starts at a multiple of it.
             max_num_reqs: most requests of a batch; a larger batch makes the tables grow.
             future_offset: K, positions beyond ``seq_lens`` that later steps of the same proposal read; 0 where
                 ``seq_lens`` already counts the query tokens (DFlash, DSpark).
             sink_size: S, first tokens that stay visible.
             min_context: requests shorter than this are not windowed.
             max_model_len: longest sequence that the engine serves; ``None`` leaves it to the block table's width.
-            max_rejected: most tokens by which ``seq_lens_cpu_upper_bound`` may be ahead of ``seq_lens``; ``None``
-                means K, or without look-ahead any number.
+            max_rejected: most tokens by which the host may be ahead of ``seq_lens``; by default K, or without
+                look-ahead any number.
+            read_from: attribute from which attention takes its lengths, if it is set, and by which the window's start
+                is decided. One on the host keeps ``max_rejected`` tokens more.
 
         Raises:
             ValueError: the window leaves nothing to read before the last position of a proposal, or a size is not
@@ -100,78 +81,85 @@ class SlidingWindowAdapter:
         self._max_model_len = max_model_len
         # Without look-ahead, one block of doubt finds the largest length below any upper bound.
         self._max_rejected = max_rejected if max_rejected is not None else future_offset or block_size
-        # One forward verifies at most K + 1 tokens per request; only chunked prefill brings more than the window.
-        self._clone_queries = max(window_size - future_offset, future_offset + 1)
+        self._read_from = read_from
+        self._pin_memory = is_pin_memory_available()
+        # One forward verifies at most K + 1 tokens per request; only a chunk of prefill brings more than the window.
+        self._most_queries = max(window_size - future_offset, future_offset + 1)
+        self._long_chunk = False
         self._geometries: dict[tuple[int, int, bool], WindowGeometry] = {}
 
-        unbounded = self._make_geometry(block_size, full_columns=2**31 // block_size, wide=False)
         self.window_blocks = -(-window_size // block_size)
-        self.max_window_blocks = max(self.window_blocks + 1, unbounded.columns[0])
+        columns = self._geometry(block_size, 2**31 // block_size).columns[-1]
+        self.max_window_blocks = max(self.window_blocks + 1, columns)
         # [max_num_reqs + 1, max_window_blocks]; padding for a full graph adds a row to a full batch.
         self._block_table_clone = torch.zeros(
             max_num_reqs + 1, self.max_window_blocks, dtype=torch.int32, device=device
         )
-        # One per KV group of a step, in the order of their application; wide ones by themselves.
-        self._clones: dict[tuple[int, bool], torch.Tensor] = {(0, False): self._block_table_clone}
-        self._step: _Step | None = None
+        # One per KV group of a step, in the order of their application.
+        self._clones = [self._block_table_clone]
+        # Of this step, by attribute: lengths before and after, and the tokens taken out in front. By address: the group
+        # of each full table, and the full table of each cropped one.
+        self._full: dict[str, torch.Tensor] = {}
+        self._windowed: dict[str, torch.Tensor] = {}
+        self._removed: dict[str, torch.Tensor] = {}
+        self._groups: dict[int, int] = {}
+        self._full_tables: dict[int, torch.Tensor] = {}
 
     def apply(self, common_attn_metadata: Any) -> None:
-        """Rebind the block table, ``seq_lens`` and every host mirror that is set to their windowed twins.
+        """Rebind the block table, ``seq_lens`` and every host copy of it that is set; their tensors are not written.
 
-        The tensors themselves are not written. Metadata that is windowed already keeps its lengths: a further KV
-        group's table is cropped at the same start, and the same group's table is left as it is.
+        Metadata of a further KV group gets the start of the first. What is windowed already stays as it is.
 
         Args:
             common_attn_metadata: object with ``block_table_tensor`` [>= num_reqs, columns] and ``seq_lens``
-                [num_reqs], and optionally host mirrors, ``max_query_len`` and ``query_start_loc`` with its host copy.
+                [num_reqs], and optionally host lengths, ``max_query_len`` and ``query_start_loc_cpu``.
         """
         # Not getattr: vLLM's own metadata computes seq_lens_cpu on access, by a device synchronisation.
         fields = vars(common_attn_metadata)
         table, seq_lens = fields["block_table_tensor"], fields["seq_lens"]
-        step = self._step
-        if step is None or seq_lens is not step.windowed["seq_lens"]:
-            full_table = None if step is None else step.full_table_behind(table)
-            if full_table is None:
-                tables = step.tables if step is not None and seq_lens is step.full["seq_lens"] else []
-                step = self._step = self._window_lengths(fields, table.shape[1], tables)
-            else:
-                # Cropped already, and the lengths moved to another tensor: windowing them again changes nothing.
-                step = self._window_lengths(fields, full_table.shape[1], [])
+        if table.data_ptr() in self._full_tables:
+            self.full_block_table = self._full_tables[table.data_ptr()]
+            return
+        further_group = seq_lens is self._full.get("seq_lens") and table.data_ptr() not in self._groups
+        if seq_lens is not self._windowed.get("seq_lens") and not further_group:
+            self._groups.clear()
+            self._full_tables.clear()
+            self._window_lengths(fields)
         common_attn_metadata.block_table_tensor = self.crop_group(table)
-        for name, windowed in step.windowed.items():
-            if fields.get(name) is step.full[name]:
+        for name, windowed in self._windowed.items():
+            if fields.get(name) is self._full[name]:
                 setattr(common_attn_metadata, name, windowed)
 
     def crop_group(self, full_table: torch.Tensor, block_size: int | None = None) -> torch.Tensor:
         """Crop the table of one KV group at the start of the step that :meth:`apply` saw last.
 
         Args:
-            full_table: [>= num_reqs, columns]; a table cropped before in this step answers itself.
+            full_table: [>= num_reqs, columns].
             block_size: tokens per column of this group, a divisor of the adapter's block size, its default.
 
         Returns:
-            int32, [num_reqs, columns of the window]; a slice of the group's persistent clone.
+            int32, [num_reqs, columns of the window]; a slice of the group's persistent table. A step with a chunk of
+            prefill that is longer than the window gets a wider table of its own.
 
         Raises:
             ValueError: the window's start would fall into a block of this group.
-            RuntimeError: no lengths were windowed yet.
         """
         size = self.block_size if block_size is None else block_size
         if self.block_size % size:
             raise ValueError(f"block_size={size} must divide the alignment of the draft window, {self.block_size}")
-        step = self._step
-        if step is None:
-            raise RuntimeError("apply() has to window the lengths of a step before a table can be cropped")
-        group = len(step.tables)
-        for i, (full, cropped) in enumerate(step.tables):
-            if full_table.data_ptr() == cropped.data_ptr():
-                self.full_block_table = full
-                return cropped
-            if full_table is full or (full_table.data_ptr(), full_table.shape) == (full.data_ptr(), full.shape):
-                group = i
-        cropped = self._crop(step, group, full_table, size)
-        step.tables[group : group + 1] = [(full_table, cropped)]
-        self.full_block_table = full_table
+        group = self._groups.setdefault(full_table.data_ptr(), len(self._groups))
+        removed, length = self._removed["seq_lens"], self._windowed["seq_lens"]
+        num_reqs, num_rows = len(length), min(len(length), len(full_table))
+        # [num_rows, columns]
+        cropped = self._geometry(size, full_table.shape[1]).crop_block_table(
+            -1, full_table[:num_rows], removed[:num_rows], length[:num_rows], lookahead=self._future_offset
+        )
+        if not self._long_chunk:
+            clone = self._clone(group, num_reqs, cropped.shape[1])
+            clone[:num_reqs].zero_()
+            clone[:num_rows, : cropped.shape[1]].copy_(cropped)
+            cropped = clone[:num_reqs]
+        self._full_tables[cropped.data_ptr()] = self.full_block_table = full_table
         return cropped
 
     def before_next_step(self, common_attn_metadata: Any, max_model_len: int) -> None:
@@ -179,135 +167,86 @@ class SlidingWindowAdapter:
 
         Such a proposer gives requests past the limit the length 1; a length of 0 here becomes that 1.
         """
-        step = self._step
         fields = vars(common_attn_metadata)
         longest = fields.get("max_seq_len")
-        if step is None or (longest is not None and longest + self._future_offset <= max_model_len):
+        if longest is not None and longest + self._future_offset <= max_model_len:
             return
-        for name, full in step.full.items():
+        for name, removed in self._removed.items():
             current = fields.get(name)
-            if current is None or name == _OPTIMISTIC_MIRROR:
-                continue
-            rows = min(len(full), len(current))
-            removed = full[:rows].clip(max=step.limit) - step.windowed[name][:rows]
-            past = current.new_zeros(len(current), dtype=torch.bool)
-            past[:rows] = current[:rows] + removed >= max_model_len
-            setattr(common_attn_metadata, name, current.masked_fill(past, 0))
+            if current is not None and name != _HOST_COPIES[-1]:
+                past = current + _fit(removed, len(current)) >= max_model_len
+                setattr(common_attn_metadata, name, current.masked_fill(past, 0))
 
-    def _window_lengths(
-        self, fields: dict[str, Any], full_columns: int, tables: list[tuple[torch.Tensor, torch.Tensor]]
-    ) -> _Step:
-        """Window the device lengths and their host mirrors, each by its own arithmetic: nothing is copied between."""
+    def _window_lengths(self, fields: dict[str, Any]) -> None:
+        """Window ``seq_lens`` and its host copies; nothing is read back from the device."""
         # [num_reqs]
         seq_lens = fields["seq_lens"]
-        lookahead = self._future_offset
-        longest_query = fields.get("max_query_len", 1)
-        wide = longest_query > self._clone_queries
-        geometry = self._geometry(self.block_size, full_columns, wide)
-        on_device, on_host = self._queries(fields, longest_query, len(seq_lens))
-        removed, length = geometry.lengths(seq_lens, queries=on_device, lookahead=lookahead)
-        step = _Step(
-            full={"seq_lens": seq_lens},
-            windowed={"seq_lens": length},
-            removed=removed,
-            limit=geometry.limit,
-            wide=wide,
-            tables=tables,
-        )
-        mirrors = {name: fields[name] for name in _MIRRORS if fields.get(name) is not None}
-        step.full |= mirrors
-        for name, windowed in self._window_mirrors(geometry, mirrors, on_host).items():
-            step.windowed[name] = torch.from_numpy(windowed)
-        return step
+        longest, starts = fields.get("max_query_len", 1), fields.get("query_start_loc_cpu")
+        per_request = longest > self.window_size - self._future_offset and starts is not None
+        queries = np.diff(starts.numpy()).astype(np.int32, copy=False) if per_request else longest
+        self._long_chunk = longest > self._most_queries
+        geometry = self._geometry(self.block_size, fields["block_table_tensor"].shape[1])
+        host = {name: fields[name] for name in {self._read_from, *_HOST_COPIES} if fields.get(name) is not None}
+        host.pop("seq_lens", None)
 
-    def _window_mirrors(
-        self, geometry: WindowGeometry, mirrors: dict[str, torch.Tensor], queries: int | np.ndarray
-    ) -> dict[str, np.ndarray]:
-        """Window the host lengths: in one go where they are alike, since a call costs more than a row."""
-        # [num_reqs]
-        full = {name: mirror.numpy() for name, mirror in mirrors.items()}
-        if len({(array.shape, array.dtype) for array in full.values()}) > 1:
-            return {
-                name: windowed
-                for name, mirror in mirrors.items()
-                for windowed in self._window_mirrors(geometry, {name: mirror}, queries).values()
-            }
-        if not full:
-            return {}
-        # [num_mirrors, num_reqs]
-        stacked = np.array(list(full.values()))
-        # [num_mirrors, 1]
-        max_rejected = np.array([[self._max_rejected if name == _OPTIMISTIC_MIRROR else 0] for name in full])
-        if not isinstance(queries, int):
-            queries = queries[: stacked.shape[1]].astype(stacked.dtype, copy=False)
-        windowed = geometry.host_bound(
-            stacked,
-            max_rejected=max_rejected.astype(stacked.dtype),
-            queries=queries,
-            lookahead=self._future_offset,
-        )
-        return dict(zip(full, windowed, strict=True))
+        def on_host(compute: Callable[..., np.ndarray], lengths: torch.Tensor, **more: int) -> torch.Tensor:
+            of_rows = queries[: len(lengths)] if per_request else queries
+            values = compute(lengths.numpy(), queries=of_rows, lookahead=self._future_offset, **more)
+            return torch.from_numpy(values).to(lengths.dtype)
 
-    def _queries(
-        self, fields: dict[str, Any], longest: int, num_rows: int
-    ) -> tuple[int | torch.Tensor, int | np.ndarray]:
-        """Query tokens per request, for the device and for the host; one number where the window exceeds them all."""
-        if longest <= self.window_size - self._future_offset:
-            return 1, 1
-        # [num_rows + 1]
-        starts, starts_cpu = fields.get("query_start_loc"), fields.get("query_start_loc_cpu")
-        if starts is None or starts_cpu is None:
-            return longest, longest
-        on_device = starts[1 : num_rows + 1] - starts[:num_rows]
-        return on_device.to(fields["seq_lens"].dtype), np.diff(starts_cpu.numpy())
+        self._removed = {}
+        if self._read_from in host:
+            removed = on_host(geometry.removed_by_host, host[self._read_from])
+            self._removed = dict.fromkeys(host, removed)
+            self._removed["seq_lens"] = self._to_device(_fit(removed, len(seq_lens)), seq_lens)
+        else:
+            for name, full in host.items():
+                ahead = self._max_rejected if name == _HOST_COPIES[-1] else 0
+                bound = on_host(geometry.host_bound, full, max_rejected=ahead)
+                self._removed[name] = full.clip(max=geometry.limit) - bound
+            on_device = self._to_device(torch.from_numpy(queries), seq_lens) if per_request else queries
+            self._removed["seq_lens"], _ = geometry.lengths(seq_lens, queries=on_device, lookahead=self._future_offset)
+        self._full = {"seq_lens": seq_lens, **host}
+        self._windowed = {
+            name: (full.clip(max=geometry.limit) - _fit(self._removed[name], len(full))).clip_(min=0)
+            for name, full in self._full.items()
+        }
 
-    def _crop(self, step: _Step, group: int, full_table: torch.Tensor, block_size: int) -> torch.Tensor:
-        """Write the cropped table into the group's clone."""
-        geometry = self._geometry(block_size, full_table.shape[1], step.wide)
-        # [num_reqs]
-        removed, length = step.removed, step.windowed["seq_lens"]
-        rows, rows_with_table = len(length), min(len(length), len(full_table))
-        if rows_with_table < rows:
-            removed, length = removed[:rows_with_table], length[:rows_with_table]
-        # [rows_with_table, columns]
-        cropped = geometry.crop_block_table(
-            len(geometry.block_sizes) - 1, full_table, removed, length, lookahead=self._future_offset
-        )
-        columns = cropped.shape[1]
-        clone = self._clone(group, step.wide, rows, columns)
-        if columns < clone.shape[1] or rows_with_table < rows:
-            clone[:rows].zero_()
-        clone[:rows_with_table, :columns].copy_(cropped)
-        return clone[:rows]
+    def _to_device(self, values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Without waiting for the device, as a copy from memory that is not pinned would."""
+        values = values.pin_memory() if self._pin_memory else values
+        return values.to(like.device, like.dtype, non_blocking=True)
 
-    def _clone(self, group: int, wide: bool, rows: int, columns: int) -> torch.Tensor:
-        """The persistent table of a group, int32, [>= rows, >= columns]; addresses change only where it must grow."""
-        clone = self._clones.get((group, wide))
-        if clone is None or clone.shape[0] < rows or clone.shape[1] < columns:
-            first = self._block_table_clone
-            shape = (max(rows, first.shape[0]), columns if wide else max(columns, first.shape[1]))
-            clone = self._clones[group, wide] = first.new_zeros(shape)
-            if (group, wide) == (0, False):
-                self._block_table_clone = clone
+    def _clone(self, group: int, num_reqs: int, columns: int) -> torch.Tensor:
+        """The persistent table of a group, [>= num_reqs, >= columns]; its address changes only where it must grow."""
+        if group == len(self._clones):
+            self._clones.append(torch.zeros_like(self._block_table_clone))
+        clone = self._clones[group]
+        if clone.shape[0] < num_reqs or clone.shape[1] < columns:
+            clone = clone.new_zeros(max(num_reqs, clone.shape[0]), max(columns, clone.shape[1]))
+            self._clones[group] = clone
+            self._block_table_clone = self._clones[0]
         return clone
 
-    def _geometry(self, block_size: int, full_columns: int, wide: bool) -> WindowGeometry:
-        key = (block_size, full_columns, wide)
+    def _geometry(self, block_size: int, full_columns: int) -> WindowGeometry:
+        """For a table of ``full_columns`` columns of ``block_size`` tokens, cut at multiples of the alignment."""
+        key = block_size, full_columns, self._long_chunk
         if key not in self._geometries:
-            self._geometries[key] = self._make_geometry(block_size, full_columns, wide)
+            capacity = block_size * full_columns
+            self._geometries[key] = WindowGeometry(
+                block_sizes=(self.block_size, block_size),
+                full_columns=(-(-capacity // self.block_size), full_columns),
+                max_model_len=min(capacity, self._max_model_len or capacity),
+                max_queries=capacity if self._long_chunk else self._most_queries,
+                window=self.window_size,
+                sink=self._sink_size,
+                min_context=self._min_context,
+                max_lookahead=self._future_offset,
+                max_rejected=0 if self._read_from == "seq_lens" else self._max_rejected,
+            )
         return self._geometries[key]
 
-    def _make_geometry(self, block_size: int, full_columns: int, wide: bool) -> WindowGeometry:
-        capacity = block_size * full_columns
-        # The alignment goes first: a group's own blocks may be smaller.
-        sizes = (self.block_size,) if block_size == self.block_size else (self.block_size, block_size)
-        return WindowGeometry(
-            window=self.window_size,
-            sink=self._sink_size,
-            min_context=self._min_context,
-            block_sizes=sizes,
-            full_columns=tuple(-(-capacity // size) for size in sizes),
-            max_model_len=capacity if self._max_model_len is None else min(capacity, self._max_model_len),
-            max_queries=capacity if wide else self._clone_queries,
-            max_lookahead=self._future_offset,
-        )
+
+def _fit(values: torch.Tensor, num_reqs: int) -> torch.Tensor:
+    """Padding rows of a batch come and go between host and device; they are 0."""
+    return values if len(values) == num_reqs else F.pad(values, (0, num_reqs - len(values)))

@@ -268,3 +268,54 @@ def test_6_tail_rows_are_empty_after_a_larger_batch():
     metadata = apply(adapter, [2000] * 3 + [0] * 17, table)
     assert metadata.seq_lens[3:].tolist() == metadata._seq_lens_cpu[3:].tolist() == [0] * 17
     assert not metadata.block_table_tensor[3:].any()
+
+
+# --- where attention reads its lengths on the host, the host decides --------------------------------------------------
+
+
+def on_host(window=512, size=128, rows=1, lookahead=3, max_rejected=3) -> SlidingWindowAdapter:
+    return SlidingWindowAdapter(
+        window, size, rows, lookahead, CPU, max_rejected=max_rejected, read_from="_seq_lens_cpu", max_model_len=8192
+    )
+
+
+def test_a_mirror_that_is_ahead_under_async_scheduling_keeps_what_the_device_keeps():
+    """By its own start, the mirror of 637 became 509, and the device's 634 lost its newest 125 tokens."""
+    metadata = make_metadata([634], make_table(1, 64), rejected=3)
+    metadata._seq_lens_cpu = metadata.seq_lens_cpu_upper_bound.clone()
+    on_host().apply(metadata)
+    assert (metadata.seq_lens.item(), metadata._seq_lens_cpu.item()) == (634, 637)
+
+
+@pytest.mark.parametrize("window", [512, 130])
+def test_host_and_device_start_at_one_block_and_nothing_of_the_window_is_lost(window):
+    lookahead, size, most = 3, 128, 6
+    s = np.repeat(np.arange(1, 3001), most + 1)
+    rejected = np.tile(np.arange(most + 1), 3000)
+    table = make_table(1, 64).expand(len(s), -1)
+    adapter = on_host(window, rows=len(s), max_rejected=most)
+    metadata = make_metadata(s, table)
+    metadata._seq_lens_cpu = torch.from_numpy((s + rejected).astype(np.int32))
+    adapter.apply(metadata)
+    removed = s - metadata.seq_lens.numpy()
+    assert (removed % size == 0).all()
+    np.testing.assert_array_equal(metadata._seq_lens_cpu.numpy(), s + rejected - removed)
+    assert (removed <= np.maximum(s + lookahead - window, 0)).all(), "the newest W tokens"
+    assert metadata._seq_lens_cpu.max() + lookahead <= adapter.max_window_blocks * size
+    np.testing.assert_array_equal(metadata.block_table_tensor[:, 0].numpy(), table[0].numpy()[removed // size])
+
+
+def test_a_parallel_drafters_own_host_lengths_decide_and_other_mirrors_do_not():
+    """vLLM-Ascend 0.26 gives its MLA drafts host lengths that count the query tokens; the other mirrors never do."""
+    adapter = SlidingWindowAdapter(512, 128, 2, 0, CPU, max_rejected=14, read_from="parallel_draft_seq_lens_cpu")
+    table = make_table(2, 64)
+    metadata = make_metadata([1000, 700], table)
+    metadata.parallel_draft_seq_lens_cpu = torch.tensor([1007, 700], dtype=torch.int32)
+    adapter.apply(metadata)
+    starts = [(1007 - 14 - 512) // 128 * 128, (700 - 14 - 512) // 128 * 128]
+    assert metadata.seq_lens.tolist() == [1000 - starts[0], 700 - starts[1]]
+    assert metadata.parallel_draft_seq_lens_cpu.tolist() == [1007 - starts[0], 700 - starts[1]]
+    metadata = make_metadata([1000, 700], table)
+    metadata._seq_lens_cpu = torch.tensor([10, 20], dtype=torch.int32)  # not looked at
+    adapter.apply(metadata)
+    assert metadata.seq_lens.tolist() == [1000 - 384, 700 - 128]
