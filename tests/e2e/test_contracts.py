@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.e2e.conftest import VLLM_VERSION
 from tests.e2e.recorder import Recorder
 from tests.e2e.test_lossless import MAX_TOKENS, WINDOW, mixed_prompts
+from tests.option_mistakes import LOOK_ALIKES
 from tools.demo_pair import DEMO_SPECULATION, demo_prompts
 from vllm_draft_window.cpu_engine import SITE_DIR
 from vllm_draft_window.measuring.engine import Engine
@@ -317,6 +318,12 @@ def test_without_the_option_nothing_is_wrapped_and_nothing_is_said(window_lines)
 )
 def test_bad_option_stops_the_start(additional_config, message):
     with pytest.raises(ValueError, match=message):
+        Engine(speculative_config=DEMO_SPECULATION, additional_config=additional_config, max_model_len=1024)
+
+
+@pytest.mark.parametrize("additional_config", LOOK_ALIKES, ids=str)
+def test_look_alike_stops_the_start(additional_config):
+    with pytest.raises(ValueError, match="did you mean 'draft_window_size'"):
         Engine(speculative_config=DEMO_SPECULATION, additional_config=additional_config, max_model_len=1024)
 
 

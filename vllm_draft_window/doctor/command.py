@@ -21,8 +21,8 @@ def main(
     context: typer.Context,
     model: Annotated[str | None, typer.Option(help="Target: a folder, or a name on the hub.")] = None,
     speculative_config: Annotated[str | None, typer.Option(help="JSON, as for `vllm serve`.")] = None,
-    additional_config: Annotated[str | None, typer.Option(help="JSON, as for `vllm serve`.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="As for `vllm serve`.")] = None,
+    additional_config: Annotated[list[str] | None, typer.Option(help="JSON, as for `vllm serve`.")] = None,
+    max_model_len: Annotated[str | None, typer.Option(help="As for `vllm serve`: 32768, 32k, auto, ...")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Check this environment and, with --model, what an engine would make of the draft window.
@@ -44,7 +44,7 @@ def main(
     # vLLM's own log would bury the answer, and end up in the JSON.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    report = examine(model, speculative_config, additional_config, max_model_len, context.args)
+    report = examine(model, speculative_config, additional_config or [], max_model_len, context.args)
     if as_json:
         print(json.dumps(to_json(report), indent=2))
     else:
@@ -55,8 +55,8 @@ def main(
 def examine(
     model: str | None,
     speculative_config: str | None,
-    additional_config: str | None,
-    max_model_len: int | None,
+    additional_configs: list[str],
+    max_model_len: str | None,
     others: list[str],
 ) -> "Report":
     from vllm_draft_window.doctor import engine, environment
@@ -65,8 +65,9 @@ def examine(
     report = Report(versions=environment.versions())
     try:
         speculative = engine.json_object("--speculative-config", speculative_config)
-        engine.json_object("--additional-config", additional_config)
-        asks = [speculative_config, additional_config, max_model_len, *others]
+        for additional_config in additional_configs:
+            engine.json_object("--additional-config", additional_config)
+        asks = [speculative_config, max_model_len, *additional_configs, *others]
         if model is None and any(value is not None for value in asks):
             raise BadInput("the engine's arguments need --model", "add --model with the target's folder")
         engine.check_model("--model", model)
@@ -78,11 +79,12 @@ def examine(
         report.findings += [environment.check_plugin(), environment.check_seam()]
         if model is None or not environment.has_product():
             return report
-        vllm_config = engine.engine_config(
-            engine.arguments_of(model, speculative_config, additional_config, max_model_len, others)
-        )
+        arguments = engine.arguments_of(model, speculative_config, additional_configs, max_model_len, others)
+        vllm_config, given = engine.engine_config(arguments)
         report.findings.append(engine.check_runner(vllm_config))
-        report.verdict = engine.judge(vllm_config)
+        report.findings += engine.check_length(vllm_config)
+        report.findings += engine.check_repeated(given)
+        report.verdict = engine.judge(vllm_config, engine.lost_options(given))
         if report.problems and report.verdict.state is State.IN_FORCE:
             problem = report.problems[0]
             report.verdict = Verdict(state=State.OFF, reason=f"{problem.check}: {problem.found}", advice=problem.advice)
@@ -120,7 +122,8 @@ def show(report: "Report", console: Console) -> None:
         values = dict(verdict.window)
         warnings = values.pop("warnings")
         console.print(
-            f"{state}: " + escape(", ".join(f"{key}={value}" for key, value in values.items())), soft_wrap=True
+            f"{state}: " + escape(", ".join(f"{key}={value}" for key, value in values.items() if value is not None)),
+            soft_wrap=True,
         )
         for warning in warnings:
             console.print(f"[yellow]Warning:[/] {escape(warning)}.", highlight=False, soft_wrap=True)

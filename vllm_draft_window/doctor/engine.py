@@ -3,12 +3,14 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from vllm_draft_window.doctor.report import BadInput, Finding, Level, State, Verdict
+
+_ONE_ARGUMENT = "put all keys into one --additional-config, as JSON"
 
 
 def json_object(option: str, text: str | None) -> dict[str, Any]:
@@ -51,8 +53,10 @@ def check_model(option: str, model: Any) -> None:
         raise BadInput(f"{option}: {config} is not JSON: {error}", "download the checkpoint again") from None
 
 
-def engine_config(arguments: Sequence[str]) -> Any:
-    """vLLM's own ``VllmConfig`` for command-line arguments of ``vllm serve``.
+def engine_config(arguments: Sequence[str]) -> tuple[Any, list[str]]:
+    """vLLM's own ``VllmConfig`` for command-line arguments of ``vllm serve``, and each ``--additional-config`` of them.
+
+    vLLM takes the last one. Its parser makes one more of all dotted arguments (``--additional-config.key value``).
 
     Raises:
         BadInput: vLLM refuses them.
@@ -60,7 +64,14 @@ def engine_config(arguments: Sequence[str]) -> Any:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    given: list[str] = []
+
     class Parser(FlexibleArgumentParser):
+        def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+            """Sees every spelling of an argument as vLLM has made it one."""
+            given.extend(_values_of("--additional-config", args))
+            return super().parse_known_args(args, namespace)
+
         def error(self, message: str) -> Any:
             raise BadInput(
                 message, "give the engine's arguments only, without those of the server (--host, --port ...)"
@@ -68,11 +79,18 @@ def engine_config(arguments: Sequence[str]) -> Any:
 
     try:
         parsed = EngineArgs.add_cli_args(Parser()).parse_args(list(arguments))
-        return EngineArgs.from_cli_args(parsed).create_engine_config()
+        return EngineArgs.from_cli_args(parsed).create_engine_config(), given
     except BadInput:
         raise
     except Exception as error:  # vLLM raises pydantic's, transformers', the hub's and its own
         raise BadInput(f"vLLM refuses these arguments: {_message(error)}", _advice_on(error)) from None
+
+
+def _values_of(option: str, arguments: Sequence[str]) -> Iterator[str]:
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, joined, value = argument.partition("=")
+        if name == option:
+            yield value if joined else following
 
 
 def _message(error: Exception) -> str:
@@ -89,7 +107,9 @@ def _message(error: Exception) -> str:
 def _advice_on(error: Exception) -> str:
     if "Model Runner V2 does not yet support" in str(error) and os.environ.get("VLLM_USE_V2_MODEL_RUNNER"):
         return "unset VLLM_USE_V2_MODEL_RUNNER to let vLLM choose the runner; the window needs V2"
-    if os.environ.get("HF_HUB_OFFLINE") == "1" and not isinstance(error, ValueError):
+    if "draft_window" in str(error):
+        return "the window's options go into --additional-config"
+    if os.environ.get("HF_HUB_OFFLINE") == "1" and isinstance(error, OSError):  # so transformers and the hub say it
         return "give a folder, or set HF_HUB_OFFLINE=0 to look the model up on the hub"
     return "change what vLLM names; `vllm serve` would stop here too"
 
@@ -112,8 +132,39 @@ def check_runner(vllm_config: Any) -> Finding:
     return Finding(check="model runner", found=f"V{2 if v2 else 1} ({why})", level=Level.OK if v2 else Level.NOTE)
 
 
-def judge(vllm_config: Any) -> Verdict:
+def check_length(vllm_config: Any) -> Iterator[Finding]:
+    """A note where vLLM has yet to fit ``max_model_len`` to its memory."""
+    if vllm_config.model_config.original_max_model_len == -1:
+        length = vllm_config.model_config.max_model_len
+        yield Finding(
+            check="max_model_len",
+            found=f"{length}, or less where vLLM's memory does not hold as much",
+            level=Level.NOTE,
+            advice="the engine decides again with the length that it fits; read its line at start-up",
+        )
+
+
+def check_repeated(given: Sequence[str]) -> Iterator[Finding]:
+    """A note where ``--additional-config`` is given more than once, dotted arguments included."""
+    if len(given) > 1:
+        found, advice = f"given {len(given)} times, and only the last counts: {given[-1]}", _ONE_ARGUMENT
+        yield Finding(check="--additional-config", found=found, level=Level.NOTE, advice=advice)
+
+
+def lost_options(given: Sequence[str]) -> tuple[str, ...]:
+    """Options of the window in an ``--additional-config`` that is not the last one, and not in that one."""
+    from vllm_ascend.draft_window.options import DraftWindowOptions
+
+    *earlier, last = [json_object("--additional-config", text) for text in given] or [{}]
+    keys = {key: None for config in earlier for key in config if key in DraftWindowOptions.model_fields}
+    return tuple(key for key in keys if key not in last)
+
+
+def judge(vllm_config: Any, lost: Sequence[str] = ()) -> Verdict:
     """The window that a worker would put in force, or why it would not.
+
+    Args:
+        lost: options that the user gave and vLLM dropped.
 
     Raises:
         BadInput: the window's options are wrong, or cannot work with this engine.
@@ -124,10 +175,14 @@ def judge(vllm_config: Any) -> Verdict:
     try:
         decision = decide(vllm_config)
     except ValueError as error:
-        raise BadInput(str(error), "change --additional-config; README.md lists the options") from None
+        advice = _ONE_ARGUMENT if lost else "change --additional-config; README.md lists the options"
+        raise BadInput(str(error), advice) from None
     if isinstance(decision, WindowOff):
-        return Verdict(state=State.OFF, reason=decision.reason, advice=_advice_on_off(vllm_config))
+        return Verdict(state=State.OFF, reason=decision.reason, advice=_advice_on_off(vllm_config, decision.reason))
     if not isinstance(decision, DraftWindow):
+        if lost:
+            reason = f"only the last --additional-config counts, and it has no {', '.join(lost)}"
+            return Verdict(state=State.OFF, reason=reason, advice=_ONE_ARGUMENT)
         return Verdict(
             state=State.NOT_ASKED_FOR,
             reason="--additional-config has no draft_window_size",
@@ -155,25 +210,25 @@ def _runner_windows(vllm_config: Any) -> bool:
     return mrv1.install()
 
 
-def _advice_on_off(vllm_config: Any) -> str:
+def _advice_on_off(vllm_config: Any, reason: str) -> str:
     speculative, length = vllm_config.speculative_config, vllm_config.model_config.max_model_len
     if speculative is None:
         return "add --speculative-config with a draft model"
-    options = vllm_config.additional_config
-    if max(options.get("draft_window_size") or 0, options.get("draft_window_min_context") or 0) >= length:
+    if "max_model_len" in reason:
         return f"choose values below {length}, or serve longer sequences (--max-model-len); else leave the option out"
+    if "draft_window_mtp" in reason:
+        return 'add "draft_window_mtp": true to --additional-config, or leave the option out'
     return f"use a draft that can be windowed instead of {speculative.method}, or leave the option out"
 
 
 def arguments_of(
-    model: str, speculative: str | None, additional: str | None, max_model_len: int | None, others: Sequence[str]
+    model: str, speculative: str | None, additional: Sequence[str], max_model_len: str | None, others: Sequence[str]
 ) -> list[str]:
     """As for ``vllm serve``; a tokenizer is not needed to resolve a window."""
-    options = {
-        "--model": model,
-        "--speculative-config": speculative,
-        "--additional-config": additional,
-        "--max-model-len": max_model_len,
-    }
-    given = [text for name, value in options.items() if value is not None for text in (name, str(value))]
-    return [*given, *others]
+    options = [
+        ("--model", model),
+        ("--speculative-config", speculative),
+        *(("--additional-config", text) for text in additional),
+        ("--max-model-len", max_model_len),
+    ]
+    return [text for name, value in options if value is not None for text in (name, value)] + list(others)

@@ -31,11 +31,14 @@ def main(
     window: Annotated[
         int | None, typer.Option("--window", "-w", help="draft_window_size; left out, the suggested one is planned.")
     ] = None,
-    sink: Annotated[int, typer.Option(help="draft_window_sink_size.")] = 0,
-    min_context: Annotated[int, typer.Option(help="draft_window_min_context.")] = 0,
-    max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="As given to vLLM; by default the target's max_position_embeddings.")
+    sink: Annotated[int | None, typer.Option(help="draft_window_sink_size.")] = None,
+    min_context: Annotated[int | None, typer.Option(help="draft_window_min_context.")] = None,
+    additional_config: Annotated[
+        str | None, typer.Option(help="JSON as given to vLLM, instead of the three options before.")
     ] = None,
+    max_model_len: Annotated[
+        str, typer.Option(help="As given to vLLM: 32768, 32k, 1M; auto is the target's max_position_embeddings.")
+    ] = "auto",
     max_num_seqs: Annotated[int, typer.Option(min=1, help="As given to vLLM: rows of the block table.")] = 256,
     max_num_batched_tokens: Annotated[
         int, typer.Option(min=1, help="As given to vLLM: longest prefill chunk, which an autoregressive draft follows.")
@@ -67,15 +70,16 @@ def main(
 
     Exit status: 0, also where the window would be off (the output says why); 2 for bad input.
     """
+    from vllm_draft_window.doctor.engine import json_object
     from vllm_draft_window.planner.checkpoints import Checkpoint
-    from vllm_draft_window.planner.deployment import Deployment
+    from vllm_draft_window.planner.deployment import Deployment, parse_length
     from vllm_draft_window.planner.plan import make_plan
 
     try:
         pair = Checkpoint.read(target), Checkpoint.read(draft)
         if method is not None and method not in METHODS:
             raise ValueError(f"--method {method} is none of {', '.join(METHODS)}: only these have a draft checkpoint")
-        length = max_model_len or getattr(pair[0].config, "max_position_embeddings", None)
+        length = parse_length(max_model_len) or getattr(pair[0].config, "max_position_embeddings", None)
         if length is None:
             raise ValueError(f"{target / 'config.json'} has no max_position_embeddings; give --max-model-len")
         deployment = Deployment(
@@ -91,9 +95,9 @@ def main(
             with_weights=with_weights,
             trained_length=trained_length,
         )
-        options: dict[str, Any] = {"draft_window_sink_size": sink, "draft_window_min_context": min_context}
-        if window is not None:
-            options["draft_window_size"] = window
+        single = {"size": window, "sink_size": sink, "min_context": min_context}
+        options = json_object("--additional-config", additional_config)
+        options |= {f"draft_window_{name}": value for name, value in single.items() if value is not None}
         plan = make_plan(*pair, deployment, options, context or _contexts(length))
     except ValueError as error:
         Console(stderr=True).print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the engine is started with, as the planner needs it."""
 
+import re
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -14,6 +15,23 @@ from vllm_ascend.draft_window.config import (
 )
 from vllm_ascend.draft_window.geometry import WindowGeometry
 from vllm_draft_window.planner.checkpoints import Checkpoint
+
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def parse_length(text: str) -> int | None:
+    """``--max-model-len`` as vLLM reads it: ``1k`` is 1000, ``1K`` 1024; ``None`` for ``auto`` and ``-1``.
+
+    Raises:
+        ValueError: vLLM would refuse it too.
+    """
+    if text.lower() in ("auto", "-1"):
+        return None
+    number = re.fullmatch(r"(\d+)(\.\d+(?=[kmg]))?([kmgKMG]?)", text)
+    if number is None or not float(text.rstrip("kmgKMG")):
+        raise ValueError(f"--max-model-len {text} is none of 32768, 32k, 25.6k, 32K (times 1024), 1M, auto")
+    whole, fraction, unit = number.groups()
+    return int(float(whole + (fraction or "")) * _UNITS.get(unit, 1))
 
 
 @dataclass(frozen=True, kw_only=True)

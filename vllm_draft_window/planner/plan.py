@@ -85,15 +85,13 @@ def make_plan(
         raise ValueError(f"the context of {over[0]} tokens is above max_model_len={deployment.max_model_len}")
     known = facts(draft, deployment)
     suggestion = suggest(target, draft, deployment, known)
-    if "draft_window_size" not in options and suggestion.window is not None:
-        options = {**options, "draft_window_size": suggestion.window}
-    decision: DraftWindow | WindowOff
-    if "draft_window_size" in options:
-        given = DraftWindowOptions.from_additional_config(options)
-        assert given is not None
+    options = {key: value for key, value in options.items() if value is not None}
+    # Where no size is given or suggested, the other options are checked all the same.
+    given = DraftWindowOptions.from_additional_config({"draft_window_size": suggestion.window or 1, **options})
+    assert given is not None
+    decision: DraftWindow | WindowOff = WindowOff(suggestion.reason)
+    if "draft_window_size" in options or suggestion.window is not None:
         decision = resolve(given, known)
-    else:
-        decision = WindowOff(suggestion.reason)
 
     geometry = geometry_of(decision, deployment) if isinstance(decision, DraftWindow) else None
     if geometry and isinstance(decision, DraftWindow):  # as the engine does once it knows its blocks

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.option_mistakes import LOOK_ALIKES
 from vllm_ascend.draft_window.options import DraftWindowOptions
 
 read = DraftWindowOptions.from_additional_config
@@ -95,6 +96,12 @@ def test_a_key_that_looks_like_an_option(key, nearest, more):
     text = f"additional_config has no option {key!r} (value 2048); did you mean {nearest!r}?"
     with pytest.raises(ValueError, match=re.escape(text)):
         read({key: 2048} | more)
+
+
+@pytest.mark.parametrize("additional_config", LOOK_ALIKES, ids=str)
+def test_no_look_alike_passes(additional_config):
+    with pytest.raises(ValueError, match="did you mean 'draft_window_size'"):
+        read(additional_config)
 
 
 def test_a_key_with_the_options_below_it():

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.option_mistakes import LOOK_ALIKES
 from vllm_draft_window.cli import app
 
 ROOT = Path(__file__).parents[3]
@@ -58,6 +59,7 @@ def test_in_force():
         "min_context": 600,
         "queries_per_request": 7,
         "max_lookahead": 0,
+        "widened_from": None,
         "warnings": [],
     }
     assert found["model runner"]["found"].startswith("V2")
@@ -155,6 +157,66 @@ def test_bad_input(given, words):
     assert verdict["state"] == "bad input"
     assert words in verdict["reason"]
     assert verdict["advice"]
+
+
+@pytest.mark.parametrize("additional_config", LOOK_ALIKES, ids=str)
+def test_look_alikes(additional_config):
+    verdict, _ = examine(*arguments(additional=additional_config), status=2)
+    assert verdict["state"] == "bad input" and "did you mean 'draft_window_size'" in verdict["reason"]
+
+
+WINDOW = '{"draft_window_size": 512}'
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "words"),
+    [
+        (["--additional-config.draft_window_size", "512"], 0, None),
+        (["--additional-config.draft-window-size", "512"], 2, "did you mean 'draft_window_size'"),
+        (["--additional-config", WINDOW, "--additional-config.refresh", "true"], 1, "has no draft_window_size"),
+        (["--additional-config", WINDOW, "--additional_config", '{"a": 1}'], 1, "has no draft_window_size"),
+        (["--additional-config", '{"a": 1}', f"--additional-config={WINDOW}"], 0, None),
+        (
+            ["--additional-config", WINDOW, "--additional-config.draft_window_sink_size", "4"],
+            2,
+            "draft_window_sink_size needs draft_window_size",
+        ),
+    ],
+    ids=str,
+)
+def test_only_the_last_additional_config_counts(given, status, words):
+    verdict, found = examine(*arguments(), *given, status=status)
+    if words is None:
+        assert verdict["window"]["size"] == 512
+    else:
+        assert words in verdict["reason"]
+    repeated = sum(text.startswith("--additional") for text in given) > 1
+    assert ("--additional-config" in found) == repeated
+    if repeated and status:
+        assert "into one --additional-config" in verdict["advice"]
+
+
+@pytest.mark.parametrize(
+    ("length", "window", "status"),
+    [("8k", 7999, 0), ("8K", 8191, 0), ("8k", 8000, 1), ("auto", 8191, 0), ("-1", 8192, 1), ("8kb", 512, 2)],
+)
+def test_lengths_as_vllm_reads_them(length, window, status):
+    verdict, found = examine(*arguments(additional={"draft_window_size": window}, length=length), status=status)
+    if length in ("auto", "-1"):
+        assert found["max_model_len"]["found"].startswith("8192, or less")
+    assert status != 1 or "covers max_model_len=" in verdict["reason"]
+
+
+def test_options_of_the_window_in_the_speculative_config():
+    verdict, _ = examine(*arguments(DSPARK | {"draft_window_size": 512}), status=2)
+    assert "draft_window_size" in verdict["reason"] and "go into --additional-config" in verdict["advice"]
+
+
+def test_what_vllm_refuses_is_no_matter_of_the_hub():
+    """Neither version has pipeline stages for a draft model of its own."""
+    given = arguments(DSPARK | {"method": "draft_model", "model": str(TARGET)}, {"draft_window_size": 512})
+    verdict, _ = examine(*given, "--pipeline-parallel-size", "2", status=2, HF_HUB_OFFLINE="1")
+    assert "HF_HUB_OFFLINE" not in verdict["advice"]
 
 
 def test_ngram_where_v2_is_forced():

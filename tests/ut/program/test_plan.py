@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.option_mistakes import LOOK_ALIKES
 from tests.oracle import Case, visible_tokens, windowed_length
 from vllm_draft_window.cli import app
+from vllm_draft_window.planner.deployment import parse_length
 
 ROOT = Path(__file__).parents[3]
 PAIR = ROOT / "checkpoints" / "demo-pair"
@@ -290,6 +292,33 @@ def test_window_that_large_blocks_round_out_to_everything():
 )
 def test_bad_options(arguments, words):
     assert words in plan(*arguments, status=2)
+
+
+@pytest.mark.parametrize("additional_config", LOOK_ALIKES, ids=str)
+def test_look_alikes(additional_config):
+    assert "did you mean 'draft_window_size'" in plan("--additional-config", json.dumps(additional_config), status=2)
+
+
+def test_options_as_given_to_vllm():
+    given = {"draft_window_size": 512, "draft_window_min_context": 600, "others": 1}
+    expected = plan("--window", 512, "--min-context", 600)
+    assert plan("--additional-config", json.dumps(given)) == expected
+
+
+@pytest.mark.parametrize("text", ["32768", "32k", "32K", "1M", "25.6k", "1m", "auto", "AUTO", "-1"])
+def test_lengths_are_read_as_vllm_reads_them(text):
+    parse = pytest.importorskip("vllm.utils.argparse_utils").human_readable_int_or_auto
+    assert (parse_length(text) or -1) == parse(text)
+
+
+@pytest.mark.parametrize("text", ["32kb", "1.5K", "1.5", "0", "-2", "many", ""])
+def test_lengths_that_are_none(text):
+    assert f"--max-model-len {text} is none of" in plan("--max-model-len", text, status=2)
+
+
+def test_length_of_the_target():
+    auto, given = plan("-w", 512, "--max-model-len", "auto"), plan("-w", 512)
+    assert auto == given and given["deployment"]["max_model_len"] == 8192
 
 
 def test_bad_checkpoints(tmp_path):
