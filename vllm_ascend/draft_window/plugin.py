@@ -23,6 +23,9 @@ def register() -> None:
     from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
     from vllm.v1.worker.worker_base import WorkerBase
 
+    from .strict_config import hide_options
+
+    hide_options()
     if DraftModelSpeculator.__new__ is object.__new__:
         DraftModelSpeculator.__new__ = _new_speculator  # type: ignore[method-assign, assignment]
         WorkerBase.__init__ = _reporting(WorkerBase.__init__)  # type: ignore[method-assign]

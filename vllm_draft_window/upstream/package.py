@@ -15,7 +15,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 PACKAGE = "vllm_ascend/draft_window"
 SHIM = "vllm_ascend/spec_decode/sliding_window.py"
 
-_PLUGIN_ONLY = {"plugin.py"}
+_PLUGIN_ONLY = {"plugin.py", "strict_config.py"}
 _MRV1 = "mrv1.py"
 _MRV1_HOOKS = ("install", "_loading", "_has_loop_of_its_own")
 _MRV1_PUBLIC = ("attach", "report", "knowing_groups", "building_per_group", "lengthening")

@@ -21,6 +21,7 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from tests.ut.spec_decode.metadata import make_metadata, make_table
 from vllm_ascend.draft_window import mrv1
+from vllm_ascend.draft_window.strict_config import hide_options
 from vllm_ascend.spec_decode.sliding_window import SlidingWindowAdapter
 
 CPU = torch.device("cpu")
@@ -84,6 +85,44 @@ def proposers(monkeypatch):
     for module in (utils, base, dspark):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return SimpleNamespace(utils=utils, base=base, dspark=dspark)
+
+
+@pytest.fixture
+def strict_config(proposers, monkeypatch):
+    """vLLM-Ascend from 2026-08-30 on: the size comes from a config of its own, which is made before any proposer."""
+    module = ModuleType("vllm_ascend.ascend_config")
+
+    class AscendConfig:
+        def __init__(self, *, draft_window_size: int | None = None, another_option: int = 0) -> None:
+            self.draft_window_size = draft_window_size
+
+    def load_model(self, model) -> None:
+        self.kernel_block_size = 128
+        self.draft_window_size = module.AscendConfig(**module.user_input).draft_window_size
+        if self.draft_window_size is not None:
+            self.sliding_window = proposers.base.SlidingWindowAdapter(self.draft_window_size, 128, 4, 3, CPU)
+
+    module.AscendConfig = AscendConfig
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(proposers.base.AscendSpecDecodeBaseProposer, "load_model", load_model)
+    return module
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["upstream", "with the plugin"])
+def test_where_the_product_says_off_upstreams_adapter_is_off_too(proposers, strict_config, hidden):
+    strict_config.user_input = {"draft_window_size": 512}
+    if hidden:
+        hide_options()
+    proposer = load(proposers, make_config("mtp", draft_window_size=512))
+    assert (proposer.sliding_window is None) == (proposer.draft_window_size is None) == hidden
+
+
+def test_every_option_with_a_strict_config(proposers, strict_config):
+    options = {"draft_window_size": 512, "draft_window_sink_size": 4, "draft_window_mtp": True}
+    strict_config.user_input = {"another_option": 1, **options}
+    hide_options()
+    adapter = load(proposers, make_config("mtp", **options)).sliding_window
+    assert (type(adapter), adapter.window_size, adapter._sink_size) == (SlidingWindowAdapter, 512, 4)
 
 
 def make_config(method: str, *, max_model_len: int = 4096, tokens: int = 3, **options):
