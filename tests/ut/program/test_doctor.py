@@ -198,12 +198,12 @@ def test_only_the_last_additional_config_counts(given, status, words):
 
 @pytest.mark.parametrize(
     ("length", "window", "status"),
-    [("8k", 7999, 0), ("8K", 8191, 0), ("8k", 8000, 1), ("auto", 8191, 0), ("-1", 8192, 1), ("8kb", 512, 2)],
+    [("8k", 7999, 0), ("8K", 8191, 0), ("8k", 8000, 1), ("auto", 16383, 0), ("-1", 16384, 1), ("8kb", 512, 2)],
 )
 def test_lengths_as_vllm_reads_them(length, window, status):
     verdict, found = examine(*arguments(additional={"draft_window_size": window}, length=length), status=status)
     if length in ("auto", "-1"):
-        assert found["max_model_len"]["found"].startswith("8192, or less")
+        assert found["max_model_len"]["found"].startswith("16384, or less")
     assert status != 1 or "covers max_model_len=" in verdict["reason"]
 
 

@@ -318,7 +318,7 @@ def test_lengths_that_are_none(text):
 
 def test_length_of_the_target():
     auto, given = plan("-w", 512, "--max-model-len", "auto"), plan("-w", 512)
-    assert auto == given and given["deployment"]["max_model_len"] == 8192
+    assert auto == given and given["deployment"]["max_model_len"] == 16384
 
 
 def test_bad_checkpoints(tmp_path):
