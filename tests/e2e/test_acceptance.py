@@ -8,7 +8,7 @@ from vllm_draft_window.measuring.engine import Engine
 
 NUM_PROMPTS = 16
 MAX_TOKENS = 48
-pytestmark = pytest.mark.timeout(1800)  # five minutes on a core of its own
+pytestmark = [pytest.mark.slow, pytest.mark.one_vllm, pytest.mark.timeout(1800)]
 
 
 def measure(contexts, **additional_config):

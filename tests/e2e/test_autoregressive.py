@@ -35,7 +35,7 @@ def record(engine: Engine, options: dict[str, int], **kwargs) -> Recorder:
     [
         (1, {}),
         (2, {"draft_window_sink_size": 4}),
-        (3, {}),
+        pytest.param(3, {}, marks=pytest.mark.quick),
         (7, {"draft_window_sink_size": 40, "draft_window_min_context": 333}),
     ],
 )
@@ -150,6 +150,7 @@ class TestMtp:
             impl.forward = recording
         return seen
 
+    @pytest.mark.quick
     def test_windowed_on_demand_and_the_target_does_not_notice(self, tmp_path):
         options = WINDOW | {
             "draft_window_mtp": True,

@@ -7,6 +7,8 @@ from tools.compare_options import measure
 from tools.comparison.columns import columns
 from tools.comparison.simulated import simulate
 
+pytestmark = [pytest.mark.slow, pytest.mark.one_vllm]
+
 COLUMNS = columns(64)
 CONTEXT, PROMPTS, MAX_TOKENS = 400, 2, 10
 

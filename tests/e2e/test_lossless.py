@@ -17,7 +17,12 @@ def mixed_prompts() -> list[list[int]]:
     return [prompt[-n:] for prompt, n in zip(demo_prompts(5, 700), (5, 62, 150, 331, 700), strict=True)]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+QUICK = ("dspark-anchor", "dflash")
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=pytest.mark.quick if name in QUICK else ()) for name in LAYOUTS]
+)
 def test_every_layout(layout, tmp_path, without_speculation):
     prompts = mixed_prompts()
     with Engine(

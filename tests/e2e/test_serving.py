@@ -18,6 +18,8 @@ import pytest
 openai = pytest.importorskip("openai")
 prometheus_parser = pytest.importorskip("prometheus_client.parser")
 
+pytestmark = [pytest.mark.slow, pytest.mark.one_vllm, pytest.mark.xdist_group("servers")]
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = Path(argparse.__file__).read_text()
 # Two below the window, one across it, five beyond; all different, so that none is in the prefix cache.

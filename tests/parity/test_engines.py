@@ -8,7 +8,7 @@ import pytest
 
 from tests.parity.engine_jobs import IN_BOTH, METHODS, NEAR, REJECTED_TAILS, WINDOW, compare_proposals, jobs, run
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.xdist_group("runners")]
 
 
 @pytest.fixture(scope="module")

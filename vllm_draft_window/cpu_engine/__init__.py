@@ -44,6 +44,7 @@ def activate(*, single_process: bool = True) -> None:
     if single_process:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     _answer_version_lookup()
+    _keep_a_cache_of_this_version()
     _offer_triton_backend()
     # Imported late: where Triton is missing, the error of the version look-up says more.
     from . import interpreter
@@ -69,6 +70,12 @@ def _answer_version_lookup() -> None:
 
     version.answers_vllm = True  # type: ignore[attr-defined]
     importlib.metadata.version = version
+
+
+def _keep_a_cache_of_this_version() -> None:
+    """vLLM takes ten seconds to describe a model whose description in its cache was written by another version."""
+    cache = os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")
+    os.environ.setdefault("VLLM_CACHE_ROOT", str(Path(cache, "vllm", importlib.metadata.version("vllm"))))
 
 
 def _offer_triton_backend() -> None:
