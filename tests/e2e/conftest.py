@@ -2,7 +2,6 @@
 """Engines for the end-to-end tests; everything here runs real vLLM."""
 
 import importlib.metadata
-from collections.abc import Callable
 
 import pytest
 
@@ -26,20 +25,3 @@ if VLLM_VERSION is None:
 def block_sizes() -> tuple[int, ...]:
     """From 0.29 on the CPU attention backend takes multiples of 32 only."""
     return (16, 32, 128) if VLLM_VERSION < (0, 29) else (32, 64, 128)
-
-
-@pytest.fixture(scope="session")
-def without_speculation() -> Callable:
-    """Output tokens of the target alone; one engine run for each distinct request."""
-    from vllm_draft_window.measuring.engine import Engine
-
-    known: dict = {}
-
-    def tokens(prompts, *, max_tokens, **engine_args):
-        key = (tuple(map(tuple, prompts)), max_tokens, tuple(sorted(engine_args.items())))
-        if key not in known:
-            with Engine(**engine_args) as engine:
-                known[key] = engine.run(prompts, max_tokens=max_tokens).tokens
-        return known[key]
-
-    return tokens

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from tests import oracle
@@ -20,6 +21,8 @@ from tests.oracle import Case
 @dataclass
 class Recorder:
     """Hooks the draft layers of one speculator; ``check_*`` raise ``AssertionError`` as soon as something is off.
+
+    ``with`` takes the hooks back, for an engine that others use afterwards.
 
     Attributes:
         worst: largest difference between draft attention and the reference.
@@ -49,8 +52,15 @@ class Recorder:
         twin = self.speculator.windowed_inputs.seq_lens.data_ptr()
         return {pair for pair in self.addresses if pair[0] == twin}
 
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hooks.undo()
+
     def __post_init__(self) -> None:
         speculator = self.speculator
+        self._hooks = pytest.MonkeyPatch()
         self._groups = {
             name: (gid, group)
             for gid, groups in enumerate(speculator.attn_groups)
@@ -96,7 +106,8 @@ class Recorder:
             self._forwards += 1
             return result
 
-        self.speculator.propose, self.speculator._run_model = counting_propose, counting_run_model
+        self._hooks.setattr(self.speculator, "propose", counting_propose)
+        self._hooks.setattr(self.speculator, "_run_model", counting_run_model)
 
     def _hook(self, name: str, layer: Any) -> None:
         impl = layer.impl
@@ -124,7 +135,8 @@ class Recorder:
                     self._compare(name, impl, query, output, metadata)
             return result
 
-        impl.do_kv_cache_update, impl.forward = do_kv_cache_update, forward_and_compare
+        self._hooks.setattr(impl, "do_kv_cache_update", do_kv_cache_update)
+        self._hooks.setattr(impl, "forward", forward_and_compare)
 
     def _snapshot(self, metadata: Any) -> None:
         self.addresses.append((metadata.seq_lens.data_ptr(), metadata.block_table.data_ptr()))

@@ -21,30 +21,31 @@ from vllm_draft_window.cpu_engine import SITE_DIR
 from vllm_draft_window.measuring.engine import Engine
 
 
-def recorded_run(additional_config, *, window, prepare=None, **engine_args):
-    with Engine(
-        speculative_config=DEMO_SPECULATION, additional_config=additional_config, max_model_len=1024, **engine_args
+def recorded_run(shared_engine, additional_config, *, window, prepare=lambda speculator: None):
+    with shared_engine(
+        speculative_config=DEMO_SPECULATION, additional_config=additional_config, max_model_len=1024
     ) as engine:
-        if prepare is not None:
-            prepare(engine.speculator)
-        recorder = Recorder(engine.speculator, window=window, compare=False)
-        tokens = engine.run(mixed_prompts(), max_tokens=MAX_TOKENS).tokens
+        prepare(engine.speculator)
+        with Recorder(engine.speculator, window=window, compare=False) as recorder:
+            tokens = engine.run(mixed_prompts(), max_tokens=MAX_TOKENS).tokens
     return recorder, tokens
 
 
-def always_refresh(speculator):
-    """As if a FULL graph read the twins: every build uses them, also where nothing is cropped."""
-    window_step = speculator._window_step
-    speculator._window_step = lambda *args, **kwargs: window_step(*args, **(kwargs | {"always": True}))
-
-
-@pytest.mark.parametrize("prepare", [None, always_refresh], ids=["skipped", "refreshed"])
-def test_window_that_covers_every_context_changes_nothing(prepare):
+@pytest.mark.parametrize("refreshed", [False, True], ids=["skipped", "refreshed"])
+def test_window_that_covers_every_context_changes_nothing(refreshed, shared_engine, monkeypatch):
     """Slot mappings, lengths and every column that is read are bit-identical to *off*."""
-    off, tokens_off = recorded_run({}, window=None)
-    on, tokens_on = recorded_run({"draft_window_size": 992}, window=992, prepare=prepare)
+
+    def always_refresh(speculator):
+        """As if a FULL graph read the twins: every build uses them, also where nothing is cropped."""
+        window_step = speculator._window_step
+        monkeypatch.setattr(
+            speculator, "_window_step", lambda *args, **kwargs: window_step(*args, **(kwargs | {"always": refreshed}))
+        )
+
+    off, tokens_off = recorded_run(shared_engine, {}, window=None)
+    on, tokens_on = recorded_run(shared_engine, {"draft_window_size": 992}, window=992, prepare=always_refresh)
     assert tokens_on == tokens_off
-    assert bool(on.windowed_addresses) == (prepare is not None)
+    assert bool(on.windowed_addresses) == refreshed
     assert len(on.slots) == len(off.slots) > 0
     assert all(torch.equal(a, b) for a, b in zip(on.slots, off.slots, strict=True))
     assert len(on.metadata) == len(off.metadata) > 0
@@ -58,17 +59,17 @@ def test_window_that_covers_every_context_changes_nothing(prepare):
             assert equal(a[key], b[key]), key
 
 
-def test_one_pair_of_addresses_over_a_whole_run():
-    recorder, _ = recorded_run(WINDOW, window=64)
+def test_one_pair_of_addresses_over_a_whole_run(shared_engine):
+    recorder, _ = recorded_run(shared_engine, WINDOW, window=64)
     assert len(recorder.windowed_addresses) == 1
     assert len(recorder.addresses) > 10
 
 
-def test_dummy_and_profile_runs_leave_no_state(without_speculation):
+def test_dummy_and_profile_runs_leave_no_state(shared_engine, without_speculation):
     """Idle data-parallel ranks and start-up run the draft on batches that nobody sent."""
     prompts = mixed_prompts()
     expected = without_speculation(prompts, max_tokens=MAX_TOKENS, max_model_len=1024)
-    with Engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, max_model_len=1024) as engine:
+    with shared_engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, max_model_len=1024) as engine:
         first = engine.run(prompts[:3], max_tokens=MAX_TOKENS)
         engine.runner.profile_run()
         engine.runner._dummy_run(16, uniform_decode=True)

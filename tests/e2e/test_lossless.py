@@ -105,13 +105,15 @@ def test_preemption(without_speculation):
     assert recorder.windowed_rows > 100
 
 
-def test_abort_frees_rows_for_shorter_requests(without_speculation):
+def test_abort_frees_rows_for_shorter_requests(shared_engine, without_speculation):
     from vllm import SamplingParams
 
     prompts = mixed_prompts()
     expected = without_speculation(prompts, max_tokens=MAX_TOKENS, max_model_len=1024)
-    with Engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, max_model_len=1024) as engine:
-        recorder = Recorder(engine.speculator, window=64)
+    with (
+        shared_engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, max_model_len=1024) as engine,
+        Recorder(engine.speculator, window=64) as recorder,
+    ):
         llm_engine = engine.llm.llm_engine
         parameters = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True, detokenize=False)
         long_ones = [

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.engines import Engines
 from vllm_draft_window.cpu_engine import activate
 
 MAX_MODEL_LEN, BLOCK = 1024, 32
@@ -48,13 +49,12 @@ def recorded_proposals(proposer: Any, record: dict[str, Any], window: int | None
         del proposer.propose
 
 
-def run_job(job: dict[str, Any], *, v2: bool) -> dict[str, Any]:
+def run_job(job: dict[str, Any], engines: Engines, *, v2: bool) -> dict[str, Any]:
     import numpy as np
 
     from tests.e2e.drafts import speculation as parallel_speculation
     from tests.parity import eagle3_draft
     from tools.demo_pair import demo_prompts
-    from vllm_draft_window.measuring.engine import Engine
 
     window, folder = job["window"], Path(job["folder"])
     arguments: dict[str, Any] = {"max_model_len": MAX_MODEL_LEN, "async_scheduling": False}
@@ -69,7 +69,7 @@ def run_job(job: dict[str, Any], *, v2: bool) -> dict[str, Any]:
         for p, n in zip(demo_prompts(len(job["contexts"]), max(900, *job["contexts"])), job["contexts"], strict=True)
     ]
     record: dict[str, Any] = {"name": job["name"], "checked_builds": 0}
-    with Engine(**arguments) as engine, ExitStack() as stack:
+    with engines.shared(**arguments) as engine, ExitStack() as stack:
         assert type(engine.runner).__module__.endswith("cpu.model_runner" if v2 else "cpu_model_runner")
         if job["method"] is not None:
             proposer = engine.speculator if v2 else engine.runner.drafter
@@ -97,7 +97,10 @@ def main() -> None:
     activate()
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if runner == "v2" else "0"
     # The window of Model Runner V1 is the harness's business here.
-    records = [run_job(job, v2=runner == "v2") for job in jobs]
+    engines = Engines()
+    jobs.sort(key=lambda job: (str(job["method"]), str(job["window"])))  # those of one configuration share an engine
+    records = [run_job(job, engines, v2=runner == "v2") for job in jobs]
+    engines.close()
     print(MARKER + json.dumps(records), flush=True)
 
 
