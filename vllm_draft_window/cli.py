@@ -5,6 +5,7 @@ import sys
 
 import typer
 
+from .bench.command import app as bench
 from .clone import NeedsClone
 from .doctor.command import main as doctor
 from .parity.command import main as parity
@@ -27,15 +28,7 @@ app.command("doctor", context_settings=_GIVES_ON)(doctor)
 app.command("plan")(plan)
 app.command("sweep")(sweep)
 
-
-@app.command("bench", context_settings=_GIVES_ON, add_help_option=False)
-def bench(context: typer.Context) -> None:
-    """Measure what the window costs and saves on a GPU, in stock vLLM and as a bare launch."""
-    from .bench.command import main
-
-    raise typer.Exit(main(context.args))
-
-
+app.add_typer(bench, name="bench")
 app.command("parity")(parity)
 app.command("upstream-pr")(upstream_pr)
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``draft-window bench``: what the window costs and saves on a GPU."""
+"""The benchmark: ``draft-window bench``."""

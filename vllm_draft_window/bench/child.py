@@ -1,220 +1,212 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One engine process: ``python -m vllm_draft_window.bench.child SPEC.json RESULT.json``.
-
-Engines get a process of their own so that none shares GPU memory, graphs or kernel caches with another.
-"""
+"""An engine that a parent measures: ``python -m vllm_draft_window.bench.child FILE_DESCRIPTOR``."""
 
 from __future__ import annotations
 
 import gc
 import importlib.metadata
-import json
 import os
 import platform
 import sys
 import time
-from functools import cache
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 import torch
 
-from .bandwidth import copy_bandwidth
-from .probes import AddressProbe, HostTimer, SyncGuard, skip_prefill_attention
-from .spec import EngineRun, Workload
+from vllm_draft_window.measuring.engine import Engine
 
-PLUGIN = "draft_window"
-_SYNC_STEPS = 40
-_PROFILED_STEPS = 150
+from .plan import Workload, prompt
+
+_WATCHED_STEPS = 100
 
 
 def main() -> None:
-    """Run the engine that ``SPEC.json`` describes and write what was measured."""
-    spec_path, result_path = map(Path, sys.argv[1:3])
-    run = EngineRun.read(spec_path)
-    if run.cpus:
+    """Start the engine that the parent describes, then answer its calls until it goes away."""
+    pipe = Connection(int(sys.argv[1]))
+    cpus, engine_args, fast_prefill = pipe.recv()
+    if cpus:
         # Threads that are started from here on, and there are none yet, inherit it.
-        os.sched_setaffinity(0, run.cpus)
-    # Before the engine takes the memory.
-    bandwidth = copy_bandwidth(run.device)
-    prepare_environment(run.device)
-    started = time.perf_counter()
-    engine, probe = _start_engine(run)
-    startup = time.perf_counter() - started
-    runner = engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-    skipped_attention: list[str] = []
-    if run.prefill == "fast":
-        skipped_attention = skip_prefill_attention(engine.vllm_config)
-
-    probe.phase = "run"
-    probe.count_replays(runner.speculator)
-    measured = {workload.name: _measure(engine, run, workload) for workload in run.workloads}
-    result = {
-        "config": run.config,
-        "round": run.round,
-        "copy_bandwidth": bandwidth,
-        "startup_s": startup,
-        "versions": versions(),
-        "machine": machine(run.device),
-        "engine": describe(engine, runner) | {"prefill_attention_skipped_in": skipped_attention},
-        "workloads": measured,
-        "addresses": probe.report(runner.speculator),
-        "sync": _sync_check(engine, runner.speculator, run) if run.sync_check else None,
-        "host_us": _host_profile(engine, runner.speculator, run) if run.host_profile else None,
-    }
-    result_path.write_text(json.dumps(result))
-    # Interpreter shutdown would spend seconds on freeing the KV cache.
-    sys.stdout.flush()
-    os._exit(0)
+        os.sched_setaffinity(0, cpus)
+    engine = BenchEngine(engine_args, fast_prefill=fast_prefill)
+    while True:
+        method, arguments = pipe.recv()
+        pipe.send(getattr(engine, method)(**arguments))
 
 
-def prepare_environment(device: str) -> None:
-    """Set what vLLM reads at import.
+class BenchEngine(Engine):
+    """An engine with probes in its workers, whose single steps are timed. A parent may call its public methods."""
 
-    Raises:
-        RuntimeError: the window's plugin is not installed.
-    """
-    names = {point.name for point in importlib.metadata.entry_points(group="vllm.general_plugins")}
-    if PLUGIN not in names:
-        raise RuntimeError(f"vLLM would not find the plugin {PLUGIN!r}; install this project's wheel (found: {names})")
-    if device == "cpu":
-        from vllm_draft_window.cpu_engine import activate
+    def __init__(self, engine_args: dict[str, Any], *, fast_prefill: bool) -> None:
+        started = time.perf_counter()
+        super().__init__(**engine_args | {"worker_extension_cls": "vllm_draft_window.bench.worker.Probes"})
+        self._startup_s = time.perf_counter() - started
+        self._engine: Any = self.llm.llm_engine
+        self._config: Any = self._engine.vllm_config
+        core: Any = self.llm.llm_engine.engine_core
+        self._scheduler = core.engine_core.scheduler
+        self._probe("count")
+        if fast_prefill:
+            self._probe("skip prefill attention")
 
-        activate()
-        return
-    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
-    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-    # One process, so that the probes reach the model runner.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    def _probe(self, name: str, *arguments: Any) -> list[Any]:
+        """What a probe of ``worker.py`` gives, by rank."""
+        return self._engine.collective_rpc("bench", args=(name, *arguments))
 
-
-def _start_engine(run: EngineRun) -> tuple[Any, Any]:
-    """Start vLLM with stock arguments; returns its ``LLMEngine`` and the installed address probe."""
-    from vllm import LLM
-
-    arguments: dict[str, Any] = {
-        "model": run.target,
-        "skip_tokenizer_init": True,
-        "seed": run.seed,
-        "max_model_len": run.max_model_len,
-        "max_num_seqs": run.max_num_seqs,
-        "max_num_batched_tokens": run.max_num_batched_tokens,
-        # A real prefill is shared by the contexts of one engine; a fast one costs little, and without a cache every
-        # configuration prefills in the same chunks, to the same bits.
-        "enable_prefix_caching": run.prefill == "real",
-        "speculative_config": {
-            "method": run.method,
-            "model": run.draft,
-            "num_speculative_tokens": run.draft_tokens,
-        },
-        "additional_config": {} if run.window is None else {"draft_window_size": run.window},
-    }
-    if run.device == "cpu":
-        arguments |= {
-            "dtype": "float32",
-            "enforce_eager": True,
-            "kv_cache_memory_bytes": 64 << 20,
-            "block_size": 32,
+    def describe(self) -> dict[str, Any]:
+        """The machine, and what the engine decided."""
+        config, groups = self._config, self._scheduler.kv_cache_config.kv_cache_groups
+        engine = {
+            "kv_cache_groups": [f"{len(g.layer_names)} x {type(g.kv_cache_spec).__name__}" for g in groups],
+            "num_kv_blocks": self._scheduler.kv_cache_config.num_blocks,
+            "block_size": config.cache_config.block_size,
+            "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
+            "async_scheduling": config.scheduler_config.async_scheduling,
+            "additional_config": config.additional_config,
         }
-    else:
-        arguments |= {
-            "dtype": "bfloat16",
-            "gpu_memory_utilization": run.gpu_memory_utilization,
-            "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+        engine |= self._probe("describe")[0]
+        return {"startup_s": self._startup_s, "versions": _versions(), "machine": _machine(), "engine": engine}
+
+    def time_steps(self, workload: Workload) -> dict[str, Any]:
+        """Prefill one batch, then time decode steps; ``skipped`` says why where it does not fit."""
+        named = {"workload": workload.name, "contexts": workload.contexts}
+        needed = sum(self._blocks(context + self._reach(workload)) for context in workload.contexts)
+        # Preemption would silently change what a step does.
+        if needed > (there := self._scheduler.kv_cache_config.num_blocks):
+            return named | {"skipped": f"needs {needed} KV blocks, {there} there"}
+        with self._decoding(workload.contexts) as tokens:
+            started = time.perf_counter()
+            self._prefill(tokens)
+            prefill_s = time.perf_counter() - started
+            self._step(tokens, workload.warmup)
+            before = sum(map(len, tokens.values()))
+            seconds = np.empty(workload.steps)
+            # A collection walks prompts of a million integers.
+            gc.collect()
+            gc.disable()
+            try:
+                for i in range(workload.steps):
+                    begin = time.perf_counter()
+                    outputs = self._engine.step()
+                    seconds[i] = time.perf_counter() - begin
+                    _collect(outputs, tokens)
+            finally:
+                gc.enable()
+            emitted = sum(map(len, tokens.values())) - before
+        p10, median, p90 = np.percentile(seconds * 1e3, (10, 50, 90)).tolist()
+        return named | {
+            "prefill_s": prefill_s,
+            "median_ms": median,
+            "p10_ms": p10,
+            "p90_ms": p90,
+            "step_ms": np.round(seconds * 1e3, 4).tolist(),
+            "tokens_per_s": emitted / float(seconds.sum()),
+            "accepted_length": emitted / (workload.steps * len(tokens)),
+            "tokens": list(tokens.values()),
         }
-    probe = AddressProbe()
-    return LLM(**(arguments | run.engine_args)).llm_engine, probe
 
+    def capacity(self, lengths: Sequence[int]) -> dict[int, float]:
+        """Requests of each length in tokens that the KV cache holds at once."""
+        there = self._scheduler.kv_cache_config.num_blocks
+        return {length: there / self._blocks(length) for length in lengths}
 
-def _measure(engine: Any, run: EngineRun, workload: Workload) -> dict[str, Any]:
-    """Prefill one batch, then time decode steps; ``skipped`` says why where it does not fit."""
-    if reason := _does_not_fit(engine, run, workload):
-        return {"contexts": workload.contexts, "skipped": reason}
-    tokens = _submit(engine, run, workload)
-    started = time.perf_counter()
-    prefill_steps = 0
-    while not all(tokens.values()):
-        _step(engine, tokens)
-        prefill_steps += 1
-    prefill = time.perf_counter() - started
-    for _ in range(run.warmup):
-        _step(engine, tokens)
+    def saturate(self, length: int, workload: Workload) -> dict[str, Any]:
+        """Decode steps of as many requests as the cache holds, each of ``length`` tokens at its end."""
+        count = min(int(self.capacity([length])[length]), self._config.scheduler_config.max_num_seqs)
+        full = replace(workload, contexts=(length,) * count)
+        return self.time_steps(replace(full, contexts=(length - self._reach(full),) * count))
 
-    before = sum(map(len, tokens.values()))
-    seconds = np.empty(run.steps)
-    # A collection walks prompts of a million integers.
-    gc.collect()
-    gc.disable()
-    try:
-        for i in range(run.steps):
-            begin = time.perf_counter()
-            outputs = engine.step()
-            seconds[i] = time.perf_counter() - begin
-            _collect(outputs, tokens)
-    finally:
-        gc.enable()
-    emitted = sum(map(len, tokens.values())) - before
-    _retire(engine, tokens)
+    def _reach(self, workload: Workload) -> int:
+        speculation, scheduler = self._config.speculative_config, self._config.scheduler_config
+        return workload.reach(speculation.num_speculative_tokens, scheduler.max_num_batched_tokens)
 
-    p10, median, p90 = np.percentile(seconds * 1e3, (10, 50, 90))
-    return {
-        "contexts": workload.contexts,
-        "prefill_s": prefill,
-        "prefill_steps": prefill_steps,
-        "steps": run.steps,
-        "median_ms": median,
-        "p10_ms": p10,
-        "p90_ms": p90,
-        "mean_ms": float(seconds.mean() * 1e3),
-        "step_ms": [round(s * 1e3, 4) for s in seconds],
-        "accepted_length": emitted / (run.steps * len(tokens)),
-        "tokens": list(tokens.values()),
-    }
+    def _blocks(self, tokens: int) -> int:
+        """KV cache blocks that a request of so many tokens needs at most."""
+        model = self._config.model_config
+        longest, model.max_model_len = model.max_model_len, tokens
+        try:
+            specs = [group.kv_cache_spec for group in self._scheduler.kv_cache_config.kv_cache_groups]
+            return sum(-(-spec.max_memory_usage_bytes(self._config) // spec.page_size_bytes) for spec in specs)
+        finally:
+            model.max_model_len = longest
 
+    def report(self, *, guarded: int | None = None, profiled: int | None = None) -> dict[str, Any]:
+        """What the probes counted, and the device's bandwidth.
 
-def _does_not_fit(engine: Any, run: EngineRun, workload: Workload) -> str | None:
-    """Preemption would silently change what a step does, so a batch must fit into the KV cache."""
-    cache_config = engine.vllm_config.cache_config
-    per_request = [-(-(c + run.max_tokens(workload)) // cache_config.block_size) for c in workload.contexts]
-    scheduler = engine.engine_core.engine_core.scheduler
-    # An upper bound: a sliding group needs fewer.
-    groups = len(scheduler.kv_cache_config.kv_cache_groups)
-    available = scheduler.kv_cache_config.num_blocks
-    needed = sum(per_request) * groups
-    return f"needs {needed} KV blocks, {available} there" if needed > available else None
+        Args:
+            guarded: context of a request whose steps are checked for device-to-host synchronization.
+            profiled: context of a request whose steps are timed on the host, apart from the measured ones: timing
+                costs too.
+        """
+        report: dict[str, Any] = {"sync": None, "host": None, "copy_bandwidth": _copy_bandwidth()}
+        if guarded is not None:
+            self._probe("watch", True)
+            with self._decoding((guarded,)) as tokens:
+                self._prefill(tokens)
+                self._step(tokens, _WATCHED_STEPS)
+            report["sync"] = self._probe("watched")[0]
+        if profiled is not None:
+            with self._decoding((profiled,)) as tokens:
+                self._prefill(tokens)
+                self._probe("watch", False)
+                self._step(tokens, _WATCHED_STEPS)
+                report["host"] = self._probe("watched")[0] | {"steps": _WATCHED_STEPS}
+        return report | {"addresses": self._probe("addresses")}
 
+    def serve(
+        self, prompts: list[list[int]], *, guard: bool = False, counted: int | None = None, **requests: Any
+    ) -> dict[str, Any]:
+        """Serve prompts to their end, see :meth:`Engine.run`; what came out, and what the probes counted.
 
-@cache
-def _prompt(seed: int, request: int, vocab: int, length: int) -> list[int]:
-    """Random tokens; the last id is the draft's mask token and stays out."""
-    return np.random.default_rng((seed, request)).integers(0, vocab - 1, size=length).tolist()
+        Args:
+            guard: look for device-to-host synchronization.
+            counted: tokens of each prompt whose target steps count.
+        """
+        if guard:
+            self._probe("watch", True)
+        measured = self.run(prompts, **requests)
+        return {
+            "tokens": measured.tokens,
+            "batch_sizes": measured.batch_sizes,
+            "accepted_length": measured.accepted_length,
+            "target_steps": None if counted is None else measured.target_steps(counted),
+            "sync": self._probe("watched")[0] if guard else None,
+            "addresses": self._probe("addresses"),
+        }
 
+    @contextmanager
+    def _decoding(self, contexts: Sequence[int]) -> Iterator[dict[str, list[int]]]:
+        """Requests that decode until the block ends; gives their token lists, filled by :meth:`_step`."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
-def _submit(engine: Any, run: EngineRun, workload: Workload) -> dict[str, list[int]]:
-    """Add the requests; returns their token lists, to be filled by :func:`_collect`."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+        delta = RequestOutputKind.DELTA
+        parameters = SamplingParams(
+            temperature=0.0, max_tokens=None, ignore_eos=True, detokenize=False, output_kind=delta
+        )
+        seed, vocab = self._config.model_config.seed, self._config.model_config.get_vocab_size()
+        tokens: dict[str, list[int]] = {}
+        for i, length in enumerate(contexts):
+            name = f"{time.perf_counter()}-{i}"
+            self._engine.add_request(name, {"prompt_token_ids": prompt(seed, i, vocab, length)}, parameters)
+            tokens[name] = []
+        yield tokens
+        self._engine.abort_request(list(tokens))
+        # Asynchronous scheduling leaves a batch in flight.
+        for _ in range(3):
+            self._engine.step()
 
-    params = SamplingParams(
-        temperature=0.0,
-        max_tokens=run.max_tokens(workload),
-        ignore_eos=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-    )
-    tokens: dict[str, list[int]] = {}
-    for i, length in enumerate(workload.contexts):
-        # Contexts are prefixes of one another, which a prefix cache makes use of.
-        longest = max(w.contexts[i] for w in run.workloads if i < len(w.contexts))
-        name = f"{workload.name}-{i}"
-        engine.add_request(name, {"prompt_token_ids": _prompt(run.seed, i, run.vocab, longest)[:length]}, params)
-        tokens[name] = []
-    return tokens
+    def _prefill(self, tokens: dict[str, list[int]]) -> None:
+        while not all(tokens.values()):
+            self._step(tokens)
 
-
-def _step(engine: Any, tokens: dict[str, list[int]]) -> None:
-    _collect(engine.step(), tokens)
+    def _step(self, tokens: dict[str, list[int]], steps: int = 1) -> None:
+        for _ in range(steps):
+            _collect(self._engine.step(), tokens)
 
 
 def _collect(outputs: list[Any], tokens: dict[str, list[int]]) -> None:
@@ -224,87 +216,37 @@ def _collect(outputs: list[Any], tokens: dict[str, list[int]]) -> None:
         tokens[output.request_id].extend(output.outputs[0].token_ids)
 
 
-def _retire(engine: Any, tokens: dict[str, list[int]]) -> None:
-    engine.abort_request(list(tokens))
-    # Asynchronous scheduling leaves a batch in flight.
-    for _ in range(3):
-        engine.step()
+def _copy_bandwidth() -> float:
+    """Bytes read plus bytes written per second by a large copy on the device; the median of 20."""
+    cuda = torch.cuda.is_available()
+    # Not zeros: some devices are faster on them.
+    source = torch.randint(
+        0, 255, (1 << 30 if cuda else 32 << 20,), dtype=torch.uint8, device="cuda" if cuda else "cpu"
+    )
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(23):
+        begin = time.perf_counter()
+        target.copy_(source)
+        if cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begin)
+    return 2 * len(source) / sorted(seconds[3:])[10]
 
 
-def _sync_check(engine: Any, speculator: Any, run: EngineRun) -> dict[str, Any]:
-    """Decode some steps with the window's refresh and the draft's metadata build guarded."""
-    guard = SyncGuard()
-    guard.watch(speculator)
-    single = sorted(c for w in run.workloads for c in w.contexts[:1])
-    # Long enough for the window to crop, where there is such a context.
-    context = next((c for c in single if c > (run.window or 0) + 256), single[-1])
-    tokens = _submit(engine, run, Workload("sync", (context,)))
-    for _ in range(-(-context // run.max_num_batched_tokens) + _SYNC_STEPS):
-        _step(engine, tokens)
-    report = guard.finish(speculator)
-    _retire(engine, tokens)
-    return report | {"context": context}
-
-
-def _host_profile(engine: Any, speculator: Any, run: EngineRun) -> dict[str, Any]:
-    """Host time per decode step of what the window is part of, apart from the measured steps: timing costs too."""
-    context = min(c for w in run.workloads for c in w.contexts)
-    tokens = _submit(engine, run, Workload("host", (context,)))
-    while not all(tokens.values()):
-        _step(engine, tokens)
-    for _ in range(run.warmup):
-        _step(engine, tokens)
-    timer = HostTimer()
-    timer.watch(speculator)
-    for _ in range(_PROFILED_STEPS):
-        _step(engine, tokens)
-    timer.remove()
-    _retire(engine, tokens)
-    return {"context": context, "methods": timer.report(_PROFILED_STEPS)}
-
-
-def versions() -> dict[str, str | None]:
+def _versions() -> dict[str, str | None]:
     import vllm
 
-    versions: dict[str, str | None] = {
-        "python": platform.python_version(),
-        "cuda": torch.version.cuda,
-        "vllm": vllm.__version__,
-    }
-    for name in ("torch", "triton", "transformers", "vllm-draft-window"):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
-    return versions
+    versions = {"python": platform.python_version(), "cuda": torch.version.cuda, "vllm": vllm.__version__}
+    return versions | {name: importlib.metadata.version(name) for name in ("torch", "triton", "transformers")}
 
 
-def machine(device: str) -> dict[str, Any]:
-    machine: dict[str, Any] = {"cpu_cores": os.cpu_count(), "device": device}
-    if device == "cuda":
-        properties = torch.cuda.get_device_properties(0)
-        machine |= {"device": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1)}
-    return machine
-
-
-def describe(engine: Any, runner: Any) -> dict[str, Any]:
-    """What the engine decided, for the report and for the checks."""
-    config, speculator = engine.vllm_config, runner.speculator
-    inputs = getattr(speculator, "windowed_inputs", None)
-    groups = engine.engine_core.engine_core.scheduler.kv_cache_config.kv_cache_groups
-    return {
-        "speculator": type(speculator).__name__,
-        "window_columns": None if inputs is None else list(inputs.geometry.columns),
-        "window_bytes": None if inputs is None else inputs.num_bytes,
-        "draft_backends": sorted({g.backend.get_name() for groups in speculator.attn_groups for g in groups}),
-        "kv_cache_groups": [f"{len(g.layer_names)} x {type(g.kv_cache_spec).__name__}" for g in groups],
-        "num_kv_blocks": config.cache_config.num_gpu_blocks,
-        "block_size": config.cache_config.block_size,
-        "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
-        "async_scheduling": config.scheduler_config.async_scheduling,
-        "enable_prefix_caching": config.cache_config.enable_prefix_caching,
-        "additional_config": config.additional_config,
-    }
+def _machine() -> dict[str, Any]:
+    if not torch.cuda.is_available():
+        return {"device": "cpu", "cpu_cores": os.cpu_count()}
+    properties = torch.cuda.get_device_properties(0)
+    memory_gib = round(properties.total_memory / 2**30, 1)
+    return {"device": properties.name, "memory_gib": memory_gib, "cpu_cores": os.cpu_count()}
 
 
 if __name__ == "__main__":

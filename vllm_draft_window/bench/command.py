@@ -1,216 +1,322 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the draft window costs and saves on a GPU, in stock vLLM and as a bare launch.
-
-``run`` makes a random-weight target and draft and runs vLLM with the window off, on, tiny (a draft that has next to
-nothing to read) and with vLLM's native alternative (a draft whose config was edited to sliding-window layers), each in
-a process of its own, in interleaved rounds. ``micro`` times the window's launch alone. ``equality`` and
-``demo-pair`` take the demo pair and time nothing: do all methods and graph modes give the same tokens while requests
-come and go, and is acceptance what a CPU sees::
-
-    draft-window bench run --json bench.json --plot bench.png
-    draft-window bench micro --json micro.json
-    draft-window bench equality --json equality.json
-    draft-window bench demo-pair --reference cpu.json --json gpu.json
-
-``run`` needs vLLM 0.26 or newer with Model Runner V2 and this project's wheel installed. Its defaults need 65 GB of KV
-cache and should take seven to eight minutes on one H200: ten processes of about 30 s to start, 5 s to prefill and 10 s
-to decode. ``--prefill real`` adds 22 PFLOP of attention, some 40 s, to each. ``--device cpu`` exercises the same flow
-at toy size on vLLM's CPU runner; its times mean nothing.
-"""
+"""What the draft window costs and saves on a GPU, in stock vLLM and as a bare launch."""
 
 from __future__ import annotations
 
-import argparse
 import json
+import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rich.console import Console
+import typer
+from typer import BadParameter, Option
 
-from vllm_draft_window.bench import arguments, report, session, summary
-from vllm_draft_window.bench.spec import EngineRun, PairSizes, Workload
+from vllm_draft_window.clone import require_clone
+
+CONFIGURATIONS = ("off", "on", "native", "reclaim", "sink", "tiny")
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status: 0, or 1 where a check failed or a run is missing."""
-    commands = {"run": _run, "micro": _micro, "equality": _equality, "demo-pair": _demo_pair}
-    parser = arguments.parser(__doc__, commands)
-    args = parser.parse_args(argv)
-    console = Console(soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 180)
+def _numbers(text: str) -> tuple[int, ...]:
     try:
-        return args.command(args, console)
-    except ValueError as error:
-        parser.error(str(error))
+        values = tuple(int(part.replace("_", "")) for part in text.split(","))
+    except ValueError:
+        raise BadParameter(f"{text!r} is not a list of integers like 2048,16384") from None
+    if min(values) < 1:
+        raise BadParameter(f"{text!r}: every value must be at least 1")
+    return values
 
 
-def _run(args: argparse.Namespace, console: Console) -> int:
-    with tempfile.TemporaryDirectory(prefix="gpu-bench-") as temporary:
-        plan = _plan(args, args.work or Path(temporary))
-        session.check_fits(plan)
-
-        def save(results: list[dict[str, Any]], missing: list[str]) -> None:
-            if results:
-                _write_json(args.json, _document(plan, results, missing))
-
-        results, missing = session.run_plan(plan, say=lambda line: console.print(line, markup=False), save=save)
-    if not results:
-        return 1
-    entries = summary.summarize(results, plan.sizes, window=plan.window)
-    report.print_summary(console, results, entries)
-    if args.plot:
-        args.plot.parent.mkdir(parents=True, exist_ok=True)
-        report.plot(args.plot, results, entries, window=plan.window, tiny=plan.tiny_window)
-    return _verdict(console, summary.failed_checks(results, entries), missing)
+def _cores(text: str) -> tuple[int, ...]:
+    """Cores as taskset writes them: ``0-3,8``."""
+    cores: set[int] = set()
+    try:
+        for part in filter(None, text.split(",")):
+            first, _, last = part.partition("-")
+            cores.update(range(int(first), int(last or first) + 1))
+    except ValueError:
+        raise BadParameter(f"{text!r} is not a list of cores like 0-3,8") from None
+    if missing := sorted(cores - os.sched_getaffinity(0)):
+        raise BadParameter(f"{text!r}: not available here: {missing}")
+    return tuple(sorted(cores))
 
 
-def _document(plan: session.Plan, results: list[dict[str, Any]], missing: list[str]) -> dict[str, Any]:
-    entries = summary.summarize(results, plan.sizes, window=plan.window)
-    return {
-        "plan": session.describe(plan),
-        "summary": entries,
-        "failed_checks": summary.failed_checks(results, entries),
-        "missing": missing,
-        "results": results,
-    }
+def _named(what: str, *known: str) -> Any:
+    def names(text: str) -> tuple[str, ...]:
+        given = tuple(text.split(","))
+        if unknown := sorted(set(given) - set(known)):
+            raise BadParameter(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
+        return given
+
+    return Option(parser=names, metavar="NAME,...", help=f"{what}: of {', '.join(known)}.")
 
 
-def _plan(args: argparse.Namespace, work: Path) -> session.Plan:
-    workloads = [
-        Workload(str(context) if batch == 1 else f"{batch}x{context}", (context,) * batch)
-        for batch in args.batches
-        for context in args.contexts
-    ]
-    if args.mixed:
-        workloads.append(Workload("mixed", args.mixed_contexts))
-    sizes = PairSizes(
-        method=args.method,
-        layers=args.layers,
-        draft_layers=args.draft_layers,
-        hidden=args.hidden,
-        heads=args.heads or args.kv_heads,
-        kv_heads=args.kv_heads,
-        head_dim=args.head_dim,
-        draft_tokens=args.draft_tokens,
-        max_positions=args.max_model_len,
-        seed=args.seed,
-    )
-    template = EngineRun(
-        config="",
-        round=0,
-        target="",
-        draft="",
-        window=None,
-        method=sizes.method,
-        draft_tokens=sizes.draft_tokens,
-        workloads=tuple(workloads),
-        device=args.device,
-        prefill=args.prefill,
-        max_model_len=args.max_model_len,
-        max_num_seqs=max(len(w.contexts) for w in workloads),
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        gpu_memory_utilization=args.gpu_memory_utilization,
-        warmup=args.warmup,
-        steps=args.steps,
-        vocab=sizes.vocab,
-        seed=args.seed,
-        sync_check=args.sync_check and args.device == "cuda",
-        cpus=args.cpus,
-        host_profile=args.host_profile,
-        engine_args=args.engine_args,
-    )
-    return session.Plan(
-        sizes=sizes,
-        configs=args.configs,
-        rounds=args.rounds,
-        tiny_rounds=args.tiny_rounds,
-        window=args.window,
-        tiny_window=max(8, sizes.draft_tokens + 1),
-        template=template,
-        work=work,
-        budget_s=args.budget,
-    )
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadParameter(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise BadParameter("not a JSON object")
+    return value
 
 
-def _micro(args: argparse.Namespace, console: Console) -> int:
-    from vllm_draft_window.bench import micro
+def _console() -> Any:
+    from rich.console import Console
 
-    cases = [
-        micro.Case(
-            batch=batch, groups=groups, window=window, max_model_len=args.max_model_len, block_size=args.block_size
-        )
-        for window in args.windows
-        for groups in args.groups
-        for batch in args.batches
-    ]
-    rows = micro.measure(cases, args.device, say=lambda line: console.print(line, markup=False))
-    micro.print_micro(console, rows)
-    _write_json(args.json, rows)
-    return 0
+    # Whole tables in a log too.
+    return Console(width=None if sys.stdout.isatty() else 220)
 
 
-def _equality(args: argparse.Namespace, console: Console) -> int:
-    from vllm_draft_window.bench import equality
-
-    with tempfile.TemporaryDirectory(prefix="gpu-bench-") as temporary:
-        matrix = equality.Matrix(
-            methods=args.methods,
-            modes=args.modes if args.device == "cuda" else ("eager",),
-            window=args.window,
-            requests=args.requests,
-            device=args.device,
-            work=args.work or Path(temporary),
-            jobs=args.jobs,
-        )
-        results, missing = equality.run(matrix, say=lambda line: console.print(line, markup=False))
-    if not results:
-        return _verdict(console, [], missing)
-    rows = equality.compare(results, equality.churn(args.requests), args.device)
-    equality.print_rows(console, rows)
-    failures = equality.failures(results, rows)
-    _write_json(args.json, {"rows": rows, "failed_checks": failures, "missing": missing})
-    return _verdict(console, failures, missing)
+def _say(line: str) -> None:
+    _console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _demo_pair(args: argparse.Namespace, console: Console) -> int:
-    from vllm_draft_window.bench import acceptance, pair
-
-    reference = json.loads(args.reference.read_text()) if args.reference else {"contexts": {}}
-    longest = max(args.contexts)
-    if args.reference and reference["method"] != args.method:
-        raise ValueError(f"--reference {args.reference} is a run of {reference['method']}, not of {args.method}")
-    prompts = pair.unpack(reference["prompts"]) if args.reference else pair.texts(args.prompts, longest)
-    if longest > min(map(len, prompts)):
-        raise ValueError(f"--contexts {longest} is longer than the prompts of --reference {args.reference}")
-    with tempfile.TemporaryDirectory(prefix="gpu-bench-") as temporary:
-        plan = acceptance.Plan(
-            method=args.method,
-            contexts=args.contexts,
-            prompts=prompts,
-            max_tokens=args.max_tokens,
-            window=args.window,
-            device=args.device,
-            work=args.work or Path(temporary),
-        )
-        document = acceptance.run(plan, say=lambda line: console.print(line, markup=False))
-    rows = acceptance.compare(document, reference)
-    acceptance.print_document(console, document, rows)
-    _write_json(args.json, document | {"against_reference": rows})
-    outside = [row for row in rows if not row["within_noise"]]
-    return _verdict(console, [f"not the reference's acceptance: {row}" for row in outside], [])
+@contextmanager
+def _in(work: Path | None) -> Iterator[Path]:
+    """A folder for models and logs."""
+    with tempfile.TemporaryDirectory(prefix="draft-window-bench-") as temporary:
+        yield (work or Path(temporary)).resolve()
 
 
-def _write_json(path: Path | None, document: Any) -> None:
+def _write(path: Path | None, **document: Any) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document))
 
 
-def _verdict(console: Console, failures: Sequence[str], missing: Sequence[str]) -> int:
+def _verdict(failures: Sequence[str], missing: Sequence[str]) -> None:
+    """Exit status 1 where a check failed or a run is missing."""
     for line in (*(f"FAILED {failure}" for failure in failures), *(f"MISSING {line}" for line in missing)):
-        console.print(line, markup=False)
-    if not failures and not missing:
-        console.print("all checks passed")
-    return 1 if failures or missing else 0
+        _say(line)
+    if failures or missing:
+        raise typer.Exit(1)
+    _say("all checks passed")
+
+
+_MIXED = ",".join(str(1024 << i) for i in range(8))
+
+
+def _list(help: str) -> Any:
+    return Option(parser=_numbers, metavar="N,...", help=help)
+
+
+Device = Annotated[str, Option(metavar="cuda|cpu", help="cpu: a toy run of the same flow; its times mean nothing.")]
+Json = Annotated[Path | None, Option("--json", help="Where to write everything.")]
+Window = Annotated[int, Option(min=1, help="draft_window_size, and the native window.")]
+Work = Annotated[Path | None, Option(help="Folder for models and logs. Default: deleted at the end.")]
+
+
+@app.command()
+def run(
+    configs: Annotated[Any, _named("What is compared", *CONFIGURATIONS)] = "off,on,native,tiny",
+    against: Annotated[list[Path] | None, Option(help="Another checkout, whose window runs beside this one's.")] = None,
+    window: Window = 4032,
+    rounds: Annotated[int, Option(min=1, help="How often engines are started; tiny, a control, once.")] = 3,
+    turns: Annotated[int, Option(min=1, help="How often an engine runs every workload.")] = 1,
+    together: Annotated[bool, Option("--together", help="All engines of a round at once, taking turns.")] = False,
+    contexts: Annotated[Any, _list("Prompt lengths, tokens.")] = "2048,16384,65536,262144,524288,1040000",
+    batches: Annotated[Any, _list("Requests at each context.")] = "1",
+    mixed: Annotated[bool, Option("--mixed", help="Add one batch of mixed contexts.")] = False,
+    mixed_contexts: Annotated[Any, _list("One request each.")] = _MIXED,
+    capacity: Annotated[Any, _list("Request lengths: how many does the KV cache hold at once?")] = None,
+    full: Annotated[int | None, Option(min=1, help="Decode as many requests of so many tokens as it holds.")] = None,
+    max_requests: Annotated[int, Option(min=1, help="Most of them.")] = 32,
+    steps: Annotated[int, Option(min=1, help="Timed decode steps.")] = 250,
+    warmup: Annotated[int, Option(min=1, help="Decode steps before them.")] = 30,
+    sync_check: Annotated[bool, Option("--sync-check", help="Look for device-to-host synchronization.")] = False,
+    host_profile: Annotated[bool, Option("--host-profile", help="Time the window's surroundings on the host.")] = False,
+    prefill: Annotated[str, Option(metavar="fast|real", help="fast: no attention in the target's chunks.")] = "fast",
+    method: Annotated[str, Option(metavar="NAME", help="Draft method: dspark, dflash, eagle3 or mtp.")] = "dspark",
+    layers: Annotated[int, Option(min=1, help="Full-attention layers of the target.")] = 10,
+    draft_layers: Annotated[int | None, Option(min=1, help="Default: 5; EAGLE3 and MTP have 1.")] = None,
+    hidden: Annotated[int, Option(min=1, help="Hidden size; the MLP is three times as wide.")] = 1024,
+    heads: Annotated[int | None, Option(min=1, help="Query heads. Default: as many as KV heads.")] = None,
+    kv_heads: Annotated[int, Option(min=1, help="KV heads of target and draft.")] = 8,
+    head_dim: Annotated[int, Option(min=1, help="Size of a head.")] = 128,
+    draft_tokens: Annotated[int, Option(min=1, help="Speculative tokens.")] = 7,
+    seed: Annotated[int, Option(help="Of weights and prompts.")] = 0,
+    device: Device = "cuda",
+    cpus: Annotated[Any, Option(parser=_cores, metavar="LIST", help="Pin engines to these cores, like 0-3.")] = "",
+    max_model_len: Annotated[int | None, Option(min=1, help="Longest sequence. Default: what is needed.")] = None,
+    max_num_batched_tokens: Annotated[int, Option(min=1, help="Prefill chunk.")] = 8192,
+    engine_args: Annotated[Any, Option(parser=_object, metavar="JSON", help="More of vllm.LLM's; they win.")] = "{}",
+    work: Work = None,
+    budget: Annotated[float | None, Option(help="Seconds: start no engine that would be done later.")] = None,
+    out: Json = None,
+    plot: Annotated[Path | None, Option(metavar="PATH.png", help="Step cost against context.")] = None,
+) -> None:
+    """Decode step cost on models of random weights: off, on, native, ..., in interleaved rounds.
+
+    The defaults need 65 GB of KV cache and seven to eight minutes on one H200: ten processes of about 30 s to start,
+    5 s to prefill and 10 s to decode. `--together` starts them side by side where they fit.
+    """
+    from . import models, report, session, summary
+    from .plan import Plan, Workload, configurations
+
+    batched = {f"{n}x{context}" if n > 1 else f"{context}": (context,) * n for n in batches for context in contexts}
+    batched |= {"mixed": mixed_contexts} if mixed else {}
+    with _in(work) as folder:
+        try:
+            sizes = models.PairSizes(
+                method=method,
+                layers=layers,
+                draft_layers=draft_layers or models.DRAFT_LAYERS.get(method, 1),
+                hidden=hidden,
+                heads=heads or kv_heads,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                draft_tokens=draft_tokens,
+                seed=seed,
+            )
+            chosen = configurations(configs, sizes, window=window, against=against or ())
+            plan = Plan(
+                sizes=sizes,
+                workloads=[Workload(name=name, contexts=c, warmup=warmup, steps=steps) for name, c in batched.items()],
+                work=folder,
+                device=device,
+                fast_prefill=prefill == "fast",
+                chunk=max_num_batched_tokens,
+                max_model_len=max_model_len,
+                full=full,
+                max_num_seqs=max_requests if full else None,
+                whole_gpu=bool(capacity or full),
+            )
+        except ValueError as error:
+            raise BadParameter(str(error)) from None
+        plan.write_models(chosen.values())
+        engines = [
+            session.EngineSpec(
+                name=name,
+                engine_args=plan.engine_args(configuration) | engine_args,
+                tree=configuration.tree,
+                once=name.startswith("tiny"),
+            )
+            for name, configuration in chosen.items()
+        ]
+        # Long enough for the window to crop, where there is such a context.
+        guarded = min((context for context in contexts if context > window + 256), default=max(contexts))
+        watched = {"guarded": guarded if sync_check else None, "profiled": min(contexts) if host_profile else None}
+        script: session.Script = [
+            *([("capacity", {"lengths": capacity})] if capacity else []),
+            *(("time_steps", {"workload": workload}) for _ in range(turns) for workload in plan.workloads),
+            *([("saturate", {"length": full, "workload": plan.workloads[0]})] if full else []),
+            ("report", watched),
+        ]
+        results, missing = session.run(
+            engines,
+            script,
+            work=folder,
+            device=device,
+            at_once=len(engines) if together else 1,
+            rounds=rounds,
+            cpus=cpus,
+            fast_prefill=plan.fast_prefill,
+            budget_s=budget,
+            say=_say,
+            save=partial(_write, out),
+        )
+    if not results:
+        _verdict([], missing)
+    entries = summary.summarize(results, sizes, window=window)
+    failures = summary.failed_checks(results, entries)
+    _write(out, results=results, missing=missing, summary=entries, failed_checks=failures)
+    report.print_steps(_console(), results, entries)
+    if capacity or full:
+        _console().print(report.saturation(results))
+    if plot:
+        report.plot_steps(plot, report.machine(results[0]), entries, window=window)
+    _verdict(failures, missing)
+
+
+@app.command()
+def micro(
+    batches: Annotated[Any, _list("Requests.")] = "1,8,64,256",
+    groups: Annotated[Any, _list("KV cache groups.")] = "1,2,4",
+    windows: Annotated[Any, _list("draft_window_size values.")] = "512,4032",
+    max_model_len: Annotated[int, Option(min=1, help="Sets the full table.")] = 1_048_576,
+    block_size: Annotated[int, Option(min=1, help="Tokens.")] = 16,
+    device: Device = "cuda",
+    out: Json = None,
+) -> None:
+    """Cost of the window's launch alone, against the same in plain torch operations."""
+    from . import micro
+
+    more = {"max_model_len": max_model_len, "block_size": block_size}
+    cases = [micro.Case(batch=b, groups=g, window=w, **more) for w in windows for g in groups for b in batches]
+    rows = micro.measure(cases, device, say=_say)
+    _console().print(micro.table(rows))
+    _write(out, rows=rows)
+
+
+@app.command()
+def equality(
+    methods: Annotated[Any, _named("Drafts", "dspark", "dflash", "eagle3")] = "dspark,dflash",
+    modes: Annotated[Any, _named("CUDA graphs", "eager", "piecewise", "full")] = "eager,piecewise,full",
+    window: Window = 64,
+    requests: Annotated[int, Option(min=1, help="That come and go.")] = 32,
+    jobs: Annotated[int, Option(min=1, help="Engines at a time; nothing is timed.")] = 4,
+    device: Device = "cuda",
+    work: Work = None,
+    out: Json = None,
+) -> None:
+    """The same tokens from every method, graph mode and window, with the demo pair (from a clone)."""
+    require_clone("The demo pair")
+    from . import equality, session
+
+    churn = equality.churn(requests)
+    script = [("serve", churn | {"guard": device == "cuda"})]
+    with _in(work) as folder:
+        engines = equality.engines(methods, modes if device == "cuda" else ("eager",), window, folder, device)
+        results, missing = session.run(engines, script, work=folder, device=device, at_once=jobs, say=_say)
+    if not results:
+        _verdict([], missing)
+    equality.compare(results, churn["prompts"], device)
+    failures = equality.failures(results)
+    _console().print(equality.table(results))
+    _write(out, results=results, missing=missing, failed_checks=failures)
+    _verdict(failures, missing)
+
+
+@app.command()
+def demo_pair(
+    method: Annotated[str, Option(metavar="NAME", help="dspark, dflash or eagle3.")] = "dspark",
+    contexts: Annotated[Any, _list("Prompt lengths, tokens.")] = "512,1024,2048,4096,8192",
+    prompts: Annotated[int, Option(min=2, help="Prompts, without a reference.")] = 16,
+    max_tokens: Annotated[int, Option(min=2, help="Tokens a prompt.")] = 64,
+    window: Window = 512,
+    reference: Annotated[Path | None, Option(help="JSON of a run elsewhere: its prompts, its figures.")] = None,
+    device: Device = "cuda",
+    work: Work = None,
+    out: Json = None,
+) -> None:
+    """Acceptance of the demo pair, off and on, compared with another device (from a clone)."""
+    require_clone("The demo pair")
+    from tools.demo_pair import demo_prompts
+
+    from . import pair, report, session
+
+    there: Any = json.loads(reference.read_text()) if reference else {"method": method, "contexts": {}}
+    if there["method"] != method:
+        raise BadParameter(f"--reference {reference} is a run of {there['method']}, not of {method}")
+    texts = there.get("prompts") or demo_prompts(prompts, max(contexts))
+    if max(contexts) > min(map(len, texts)):
+        raise BadParameter(f"--contexts {max(contexts)} is longer than the prompts of --reference {reference}")
+    with _in(work) as folder:
+        engines = pair.engines(method, window, max(contexts) + max_tokens, folder, device)
+        script = pair.script(texts, contexts, max_tokens, method)
+        results, missing = session.run(engines, script, work=folder, device=device, say=_say)
+    if missing:
+        _verdict([], missing)
+    cells = pair.summarize(results, contexts)
+    rows = pair.compare(cells, there["contexts"])
+    _console().print(pair.table(cells, rows, f"{method}, W={window}, {report.machine(results[0])}"))
+    run = {"method": method, "window": window, "max_tokens": max_tokens, "versions": results[0]["versions"]}
+    _write(out, **run, contexts=cells, prompts=texts, against_reference=rows)
+    _verdict([f"not the reference's acceptance: {row}" for row in rows if not row.get("within_noise", True)], [])

@@ -4,188 +4,139 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from .pair import DRAFT_TOKENS, TARGET, draft_folder, texts
-from .serve import Request, ServeRun
-from .session import ChildFailed, run_child
-from .summary import address_failures
+from rich.table import Table
 
-MAX_NUM_SEQS = 8
+from tools.demo_pair import demo_prompts
+
+from . import pair, report
+from .plan import full_graphs
+from .session import EngineSpec
+from .summary import engine_failures
+
+MODES = ("eager", "piecewise", "full")
 MAX_MODEL_LEN = 512
 # A difference of logits that bfloat16 cannot be held to: its unit is 2^-8 of a value, and errors of layers add up.
 _TIE = 2.0**-5
+# Of 1 to 8 requests, graphs of 1, 2, 4, 7 and 8 for a target that verifies 8 tokens per request; other batches are
+# padded. A draft of 7 queries per request gets 2, 3, 5 and 8.
+_CAPTURE_SIZES = [8, 16, 32, 56, 64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Matrix:
-    """What is run: every method in every mode, with the window off and on."""
-
-    methods: tuple[str, ...]
-    modes: tuple[str, ...]
-    window: int
-    requests: int
-    device: str
-    work: Path
-    jobs: int
-    timeout_s: float = 600.0
-
-    def runs(self) -> list[ServeRun]:
-        workload = {"churn": churn(self.requests)}
-        return [
-            ServeRun(
-                name=f"{method} {mode} {'off' if window is None else f'W={window}'}",
-                target=str(TARGET),
-                draft=str(draft_folder(method, self.work)),
-                method=method,
-                draft_tokens=DRAFT_TOKENS[method],
-                mode=mode,
-                window=window,
-                max_model_len=MAX_MODEL_LEN,
-                max_num_seqs=MAX_NUM_SEQS,
-                workloads=workload,
-                device=self.device,
-                kv_cache_bytes=64 << 20,
-                one_split=True,
-            )
-            for method, mode, window in product(self.methods, self.modes, (None, self.window))
-        ]
-
-
-def churn(count: int) -> list[Request]:
+def churn(count: int) -> dict[str, Any]:
     """Requests of different lengths whose batch fills up, empties to one, and fills up again.
 
     They stay below :data:`MAX_MODEL_LEN`, where attention does not split the context even when free to.
     """
     rng = random.Random(0)
-    prompts = texts(count, MAX_MODEL_LEN)
-    requests = []
-    for i, prompt in enumerate(prompts):
-        length, max_tokens = rng.randint(20, 380), rng.randint(16, 96)
-        # The second half arrives when the first is nearly done.
-        arrival = 2 * i + (60 if i >= count // 2 else 0)
-        requests.append(Request(prompt[-length:], arrival, max_tokens))
-    return requests
+    sizes = [(rng.randint(20, 380), rng.randint(16, 96)) for _ in range(count)]
+    prompts = [text[-length:] for text, (length, _) in zip(demo_prompts(count, MAX_MODEL_LEN), sizes, strict=True)]
+    # The second half arrives when the first is nearly done.
+    arrivals = [2 * i + (60 if i >= count // 2 else 0) for i in range(count)]
+    return {"prompts": prompts, "max_tokens": [n for _, n in sizes], "arrivals": arrivals}
 
 
-def run(matrix: Matrix, *, say: Callable[[str], None]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Run the matrix, several engines at a time; returns their results and a line for each that is missing."""
-    matrix.work.mkdir(parents=True, exist_ok=True)
-
-    def one(spec: ServeRun) -> dict[str, Any] | str:
-        stem = matrix.work / spec.name.replace(" ", "-").replace("=", "")
-        try:
-            result = run_child("vllm_draft_window.bench.serve", spec, stem, timeout_s=matrix.timeout_s)
-        except ChildFailed as error:
-            say(f"{spec.name}: failed")
-            return f"{spec.name}: {error}"
-        say(f"{spec.name}: done")
-        return result
-
-    with ThreadPoolExecutor(matrix.jobs) as pool:
-        outcomes = list(pool.map(one, matrix.runs()))
-    return [o for o in outcomes if isinstance(o, dict)], [o for o in outcomes if isinstance(o, str)]
+def engine_args(method: str, mode: str, window: int | None, work: Path, device: str) -> dict[str, Any]:
+    """Arguments of ``vllm.LLM``."""
+    arguments = pair.engine_args(method, window, work)
+    arguments |= {"max_model_len": MAX_MODEL_LEN, "kv_cache_memory_bytes": 64 << 20}
+    if device == "cpu":
+        return arguments
+    # Several engines share the GPU. One split, so that graphs round as eager execution does.
+    arguments |= full_graphs() | {"gpu_memory_utilization": 0.1, "enforce_eager": mode == "eager"}
+    arguments["attention_config"] = {"flash_attn_max_num_splits_for_cuda_graph": 1}
+    # Piecewise graphs need the model split; an eager backend splits it and keeps the kernels.
+    split = {"mode": 3, "backend": "eager", "cudagraph_mode": "PIECEWISE"} if mode == "piecewise" else {}
+    arguments["compilation_config"] |= {"cudagraph_capture_sizes": _CAPTURE_SIZES} | split
+    return arguments
 
 
-def compare(results: Sequence[dict[str, Any]], requests: Sequence[Request], device: str) -> list[dict[str, Any]]:
-    """One row per result: tokens equal to the first result's, and each first difference with the logits behind it."""
-    reference = results[0]["workloads"]["churn"]["tokens"]
-    rows = []
-    for result in results:
-        measured = result["workloads"]["churn"]
-        differences = []
-        equal = 0
-        for i, (expected, got) in enumerate(zip(reference, measured["tokens"], strict=True)):
-            first = next((t for t, pair in enumerate(zip(expected, got, strict=True)) if pair[0] != pair[1]), None)
-            equal += len(expected) if first is None else first
-            if first is not None:
-                context = requests[i].prompt + expected[:first]
-                gap = logit_gap(context, expected[first], got[first], device)
-                differences.append({"request": i, "token": first, "relative_gap": gap, "tie": gap <= _TIE})
-        steps = sum(measured["decode_steps"])
-        emitted = sum(map(len, measured["tokens"])) - len(measured["tokens"])
-        rows.append(
-            {
-                "name": result["name"],
-                "equal_tokens": equal,
-                "tokens": sum(map(len, reference)),
-                "differences": differences,
-                "accepted_length": emitted / steps if steps else None,
-                "batch_sizes": measured["batch_sizes"],
-                "addresses": result["addresses"],
-                "sync": result["sync"],
-                "engine": result["engine"],
-            }
+def engines(methods: Sequence[str], modes: Sequence[str], window: int, work: Path, device: str) -> list[EngineSpec]:
+    """Every method in every mode, off and on."""
+    return [
+        EngineSpec(
+            name=f"{method} {mode} {'off' if size is None else f'W={size}'}",
+            engine_args=engine_args(method, mode, size, work, device),
         )
-    return rows
+        for method, mode, size in product(methods, modes, (None, window))
+    ]
+
+
+def compare(results: Sequence[dict[str, Any]], prompts: Sequence[list[int]], device: str) -> None:
+    """Add to each result what was served, its tokens equal to the first one's, and the logits behind differences."""
+    for result in results:
+        result |= result.pop("serve")[0]
+    reference = results[0]["tokens"]
+    for result in results:
+        result["equal_tokens"], result["differences"] = 0, []
+        for i, (expected, got) in enumerate(zip(reference, result["tokens"], strict=True)):
+            first = next((t for t, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b), None)
+            result["equal_tokens"] += len(expected) if first is None else first
+            if first is not None:
+                gap = logit_gap([*prompts[i], *expected[:first]], expected[first], got[first], device)
+                difference = {"request": i, "token": first, "relative_gap": gap, "tie": gap <= _TIE}
+                result["differences"].append(difference)
 
 
 def logit_gap(context: list[int], expected: int, got: int, device: str) -> float:
     """How far apart the target itself, in float32, sees two next tokens; relative to the larger logit."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    if device not in _reference:
-        model: Any = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
-        _reference[device] = model.to(device).eval()
     with torch.inference_mode():
-        logits = _reference[device](torch.tensor([context], device=device)).logits[0, -1]
-    a, b = logits[expected].item(), logits[got].item()
+        logits = _target(device)(torch.tensor([context], device=device)).logits[0, -1]
+    a, b = logits[[expected, got]].tolist()
     return abs(a - b) / max(abs(a), abs(b), 1.0)
 
 
-_reference: dict[str, Any] = {}
+@cache
+def _target(device: str) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(pair.TARGET, dtype=torch.float32)
+    return model.to(device).eval()
 
 
-def failures(results: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[str]:
+def failures(results: Sequence[dict[str, Any]]) -> list[str]:
     """A line per broken promise. Differences that the target sees as ties are none."""
     lines = []
-    for result, row in zip(results, rows, strict=True):
-        name, addresses, sync = row["name"], row["addresses"], row["sync"]
-        lines += [f"{name}: {d}" for d in row["differences"] if not d["tie"]]
-        if max(row["batch_sizes"]) < 3 or row["batch_sizes"] == sorted(row["batch_sizes"]):
-            lines.append(f"{name}: the batch did not grow and shrink: {row['batch_sizes']}")
-        if sync is not None:
-            if not sync["detector_works"]:
-                lines.append(f"{name}: CUDA's synchronization check does not detect anything")
-            if result["window"] is not None:
-                lines += [f"{name}: synchronizes in {violation}" for violation in sync["violations"]]
-        if result["window"] is None:
-            continue
-        if row["engine"]["window_columns"] is None:
-            lines.append(f"{name}: the window is not in force")
-        elif result["mode"] == "full" and "FULL" in row["engine"]["cudagraph_mode"]:
-            lines += [f"{name}: {line}" for line in address_failures(addresses)]
+    for result in results:
+        found = [str(difference) for difference in result["differences"] if not difference["tie"]]
+        sizes = result["batch_sizes"]
+        if max(sizes) < 3 or list(sizes) == sorted(sizes):
+            found.append(f"the batch did not grow and shrink: {sizes}")
+        addresses = result["addresses"][0]
         # Without graphs, builds from which nothing is cut read the originals.
-        elif not addresses["builds_on_twins"] or addresses["distinct_pairs"] > 2:
-            lines.append(f"{name}: {addresses['distinct_pairs']} address pairs, {addresses}")
+        if addresses["builds_on_window"] == 0 < addresses["builds"] or addresses["distinct_pairs"] > 2:
+            found.append(f"{addresses['distinct_pairs']} address pairs, {addresses}")
+        lines += [f"{result['config']}: {line}" for line in found + engine_failures(result)]
     return lines
 
 
-def print_rows(console: Any, rows: Sequence[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    table = Table(title=f"Tokens against {rows[0]['name']}, {rows[0]['tokens']} in all; requests come and go")
-    for title in ("run", "accepted", "equal", "ties", "differ", "batch", "builds on twins", "replays", "syncs"):
-        table.add_column(title, justify="left" if title == "run" else "right")
-    for row in rows:
-        ties = sum(d["tie"] for d in row["differences"])
-        addresses, sync, sizes = row["addresses"], row["sync"], row["batch_sizes"]
-        accepted = row["accepted_length"]
-        table.add_row(
-            row["name"],
-            "-" if accepted is None else f"{accepted:.2f}",
-            str(row["equal_tokens"]),
-            str(ties),
-            str(len(row["differences"]) - ties),
-            f"{min(sizes)}-{max(sizes)}, {len(sizes) - 1} changes",
-            "-" if addresses["builds_on_twins"] is None else f"{addresses['builds_on_twins']} of {addresses['builds']}",
-            str(addresses["replays"]),
-            "-" if sync is None else str(sync["violating_calls"]),
+def table(results: Sequence[dict[str, Any]]) -> Table:
+    rows = []
+    for result in results:
+        ties = sum(d["tie"] for d in result["differences"])
+        (addresses, *_), sync, sizes = result["addresses"], result["sync"], result["batch_sizes"]
+        on_window = addresses["builds_on_window"]
+        rows.append(
+            [
+                result["config"],
+                f"{result['accepted_length']:.2f}",
+                str(result["equal_tokens"]),
+                f"{ties}, {len(result['differences']) - ties}",
+                f"{min(sizes)}-{max(sizes)}, {len(sizes) - 1} changes",
+                "-" if on_window is None else f"{on_window} of {addresses['builds']}",
+                str(addresses["replays"]),
+                "-" if sync is None else str(sum(sync["synchronizations"].values())),
+            ]
         )
-    console.print(table)
+    total = sum(map(len, results[0]["tokens"]))
+    title = f"Tokens against {results[0]['config']}, {total} in all; requests come and go"
+    headings = ["run", "accepted", "equal", "ties, differ", "batch", "builds on window", "replays", "syncs"]
+    return report.table(title, headings, rows)

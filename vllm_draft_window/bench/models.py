@@ -1,75 +1,133 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random-weight Qwen3 target and DSpark or DFlash draft, as folders that vLLM loads."""
+"""A target and its draft of random weights, as folders that vLLM loads."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from .spec import PairSizes
-
+DRAFT_LAYERS = {"dspark": 5, "dflash": 5, "eagle3": 1, "mtp": 1}
+"""Methods, and the layers that their drafts usually have."""
 MARKOV_RANK = 32
-# A random target attends almost evenly to a long context, so that its output would hardly depend on the KV cache. A
-# larger q_norm sharpens attention: a target that reads a wrong block then shows in the tokens.
+BYTES_PER_VALUE = 2  # bfloat16
+# A random target attends almost evenly to a long context, so that its output would hardly depend on the KV cache.
+# Larger queries sharpen attention: a target that reads a wrong block then shows in the tokens.
 SHARPNESS = 4.0
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairSizes:
+    """Sizes of a target and its draft."""
+
+    method: str = "dspark"
+    layers: int = 10
+    draft_layers: int = 5
+    hidden: int = 1024
+    heads: int = 8
+    kv_heads: int = 8
+    head_dim: int = 128
+    vocab: int = 1024
+    draft_tokens: int = 7
+    max_positions: int = 1_048_576
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.method not in DRAFT_LAYERS:
+            raise ValueError(f"method={self.method} is none of {', '.join(DRAFT_LAYERS)}")
+        if self.layers <= self.draft_layers:
+            raise ValueError(f"layers={self.layers} must be above draft_layers={self.draft_layers}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
+        if DRAFT_LAYERS[self.method] == 1 != self.draft_layers:
+            raise ValueError(f"draft_layers={self.draft_layers} must be 1 for {self.method}")
+
+    @property
+    def kv_bytes_per_layer(self) -> int:
+        """Bytes of K and V of one token in one layer."""
+        return 2 * self.kv_heads * self.head_dim * BYTES_PER_VALUE
+
+    def kv_cache_bytes(self, tokens: int) -> int:
+        """Bytes of a KV cache that holds ``tokens``; vLLM may pad both kinds of layers to groups of the same size."""
+        group = min(self.layers, self.draft_layers)
+        layers = sum(-(-count // group) * group for count in (self.layers, self.draft_layers))
+        return int(1.02 * tokens * layers * self.kv_bytes_per_layer) + (64 << 20)
+
+    @property
+    def target_layer_ids(self) -> list[int]:
+        """Target layers whose output the draft reads: spread out, the last one excluded.
+
+        Three for EAGLE3, else as many as the draft has layers: vLLM 0.26 sizes a DSpark draft's input by that number.
+        """
+        count, last = (3 if self.method == "eagle3" else self.draft_layers), self.layers - 2
+        return [i * last // max(count - 1, 1) for i in range(count)]
 
 
 def write_target(folder: Path, sizes: PairSizes) -> None:
-    """Write the target."""
-    generator = torch.Generator().manual_seed(sizes.seed)
-    weights = {"model." + name: t for name, t in _stack(sizes, sizes.layers, generator, sharpness=SHARPNESS).items()}
-    weights["model.embed_tokens.weight"] = _normal(generator, sizes.vocab, sizes.hidden, std=1.0)
-    weights["lm_head.weight"] = _normal(generator, sizes.vocab, sizes.hidden)
-    config = _qwen3_config(sizes, sizes.layers) | {"architectures": ["Qwen3ForCausalLM"]}
-    _write(folder, config, weights)
+    """Write the target, with an MTP head where that is the draft."""
+    if sizes.method == "mtp":  # MiMo's layout: Qwen2, and one layer more as the head
+        config, weights = _random(sizes, "qwen2", sizes.layers + 1, seed=sizes.seed, sharpness=SHARPNESS)
+        head = "model.mtp_layers.0."
+        weights = {name.replace(f"model.layers.{sizes.layers}.", head): weight for name, weight in weights.items()}
+        weights[f"{head}input_proj.weight"] = _normal(sizes.hidden, 2 * sizes.hidden)
+        weights |= {f"{head}{name}_layernorm.weight": torch.ones(sizes.hidden) for name in ("token", "hidden", "final")}
+        extra = {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1, "num_hidden_layers": sizes.layers}
+        return _write(folder, config | extra, weights)
+    config, weights = _random(sizes, "qwen3", sizes.layers, seed=sizes.seed, sharpness=SHARPNESS)
+    _write(folder, config | {"architectures": ["Qwen3ForCausalLM"]}, weights)
 
 
-def write_draft(folder: Path, sizes: PairSizes) -> None:
-    """Write the draft; it shares the target's embedding and head."""
-    generator = torch.Generator().manual_seed(sizes.seed + 1)
-    features = len(sizes.target_layer_ids) * sizes.hidden
-    weights = _stack(sizes, sizes.draft_layers, generator, sharpness=1.0)
-    weights["fc.weight"] = _normal(generator, sizes.hidden, features)
+def write_draft(folder: Path, sizes: PairSizes, *, native_window: int | None = None) -> None:
+    """Write a draft that shares the target's embedding and head.
+
+    Args:
+        native_window: ask vLLM for sliding-window layers in the config; the weights are the same.
+    """
+    base = "llama" if sizes.method == "eagle3" else "qwen3"
+    config, weights = _random(sizes, base, sizes.draft_layers, seed=sizes.seed + 1)
+    weights = {
+        name.removeprefix("model."): w for name, w in weights.items() if "embed" not in name and "head" not in name
+    }
+    weights["fc.weight"] = _normal(sizes.hidden, len(sizes.target_layer_ids) * sizes.hidden)
     weights["hidden_norm.weight"] = torch.ones(sizes.hidden)
-    config = _qwen3_config(sizes, sizes.draft_layers) | {"mask_token_id": sizes.vocab - 1}
+    if sizes.method == "eagle3":
+        weights["layers.0.hidden_norm.weight"] = weights.pop("hidden_norm.weight")
+        for name in ("q", "k", "v"):  # the first half of the input is the token's embedding
+            key = f"layers.0.self_attn.{name}_proj.weight"
+            weights[key] = torch.cat([_normal(*weights[key].shape), weights[key]], dim=1)
+        weights = {name.replace("layers.0.", "midlayer."): weight for name, weight in weights.items()}
+        config |= {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": sizes.vocab}
+        config |= {"eagle_aux_hidden_state_layer_ids": sizes.target_layer_ids}
+        if native_window is not None:
+            config |= {"layer_types": ["sliding_attention"] * sizes.draft_layers, "sliding_window": native_window}
+        return _write(folder, config, weights)
+    dflash: dict[str, Any] = {"mask_token_id": sizes.vocab - 1, "target_layer_ids": sizes.target_layer_ids}
     if sizes.method == "dspark":
-        weights["markov_head.markov_w1.weight"] = _normal(generator, sizes.vocab, MARKOV_RANK)
-        weights["markov_head.markov_w2.weight"] = _normal(generator, sizes.vocab, MARKOV_RANK)
-        config |= {
-            "architectures": ["Qwen3DSparkModel"],
-            "block_size": sizes.draft_tokens,
-            "markov_head_type": "vanilla",
-            "markov_rank": MARKOV_RANK,
-            "num_target_layers": sizes.layers,
-            "sample_from_anchor": True,
-            "target_layer_ids": sizes.target_layer_ids,
-        }
+        weights |= {f"markov_head.markov_w{i}.weight": _normal(sizes.vocab, MARKOV_RANK) for i in (1, 2)}
+        config |= dflash | {"architectures": ["Qwen3DSparkModel"], "markov_head_type": "vanilla"}
+        config |= {"markov_rank": MARKOV_RANK, "block_size": sizes.draft_tokens, "sample_from_anchor": True}
+        config |= {"num_target_layers": sizes.layers}
     else:
-        config |= {"architectures": ["DFlashDraftModel"], "dflash_config": _dflash_config(sizes)}
+        config |= {"architectures": ["DFlashDraftModel"], "mask_token_id": sizes.vocab - 1, "dflash_config": dflash}
+    if native_window is not None:
+        config["dflash_config"] = dflash | {"use_swa": True, "swa_window_size": native_window}
     _write(folder, config, weights)
 
 
-def write_native(folder: Path, draft: Path, sizes: PairSizes, window: int) -> None:
-    """Copy a draft with vLLM's own sliding window switched on in its config; the weights are linked."""
-    config = json.loads((draft / "config.json").read_text())
-    config["dflash_config"] = _dflash_config(sizes) | {"use_swa": True, "swa_window_size": window}
-    _write(folder, config, None)
-    link = folder / "model.safetensors"
-    link.unlink(missing_ok=True)
-    link.symlink_to((draft / "model.safetensors").resolve())
+def _random(
+    sizes: PairSizes, model_type: str, layers: int, *, seed: int, sharpness: float = 1.0
+) -> tuple[dict[str, Any], Weights]:
+    """Config and random weights of a decoder as transformers has it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-
-def _dflash_config(sizes: PairSizes) -> dict[str, Any]:
-    return {"mask_token_id": sizes.vocab - 1, "target_layer_ids": sizes.target_layer_ids}
-
-
-def _qwen3_config(sizes: PairSizes, layers: int) -> dict[str, Any]:
-    return {
-        "model_type": "qwen3",
+    config: dict[str, Any] = {
+        "model_type": model_type,
         "vocab_size": sizes.vocab,
         "hidden_size": sizes.hidden,
         "intermediate_size": 3 * sizes.hidden,
@@ -77,52 +135,35 @@ def _qwen3_config(sizes: PairSizes, layers: int) -> dict[str, Any]:
         "num_attention_heads": sizes.heads,
         "num_key_value_heads": sizes.kv_heads,
         "head_dim": sizes.head_dim,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "rms_norm_eps": 1e-6,
         "max_position_embeddings": sizes.max_positions,
         # Transformers 4 reads the first, transformers 5 the second.
         "rope_theta": 1e7,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e7},
-        "use_sliding_window": False,
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
         "torch_dtype": "bfloat16",
     }
+    torch.manual_seed(seed)
+    with torch.device("meta"):
+        shapes = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)).state_dict()
+    weights = {}
+    for name, weight in shapes.items():
+        if weight.dim() == 2:
+            weights[name] = _normal(weight.shape[0], weight.shape[1], std=1.0 if "embed" in name else None)
+        else:
+            weights[name] = torch.zeros(weight.shape) if name.endswith("bias") else torch.ones(weight.shape)
+        if name.endswith("q_norm.weight" if model_type == "qwen3" else "q_proj.weight"):
+            weights[name] *= sharpness
+    return config, weights
 
 
-def _stack(sizes: PairSizes, layers: int, generator: torch.Generator, *, sharpness: float) -> dict[str, torch.Tensor]:
-    """Decoder layers and the final norm under their published names."""
-    hidden, mlp = sizes.hidden, 3 * sizes.hidden
-    q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-    weights = {"norm.weight": torch.ones(hidden)}
-    shapes = {
-        "self_attn.q_proj": (q, hidden),
-        "self_attn.k_proj": (kv, hidden),
-        "self_attn.v_proj": (kv, hidden),
-        "self_attn.o_proj": (hidden, q),
-        "mlp.gate_proj": (mlp, hidden),
-        "mlp.up_proj": (mlp, hidden),
-        "mlp.down_proj": (hidden, mlp),
-    }
-    for layer in (f"layers.{i}." for i in range(layers)):
-        for name, shape in shapes.items():
-            weights[f"{layer}{name}.weight"] = _normal(generator, *shape)
-        weights[f"{layer}self_attn.q_norm.weight"] = torch.full((sizes.head_dim,), sharpness)
-        weights[f"{layer}self_attn.k_norm.weight"] = torch.ones(sizes.head_dim)
-        weights[f"{layer}input_layernorm.weight"] = torch.ones(hidden)
-        weights[f"{layer}post_attention_layernorm.weight"] = torch.ones(hidden)
-    return weights
-
-
-def _normal(generator: torch.Generator, rows: int, columns: int, std: float | None = None) -> torch.Tensor:
+def _normal(rows: int, columns: int, std: float | None = None) -> torch.Tensor:
     """Random weight ``[rows, columns]``, scaled by its fan-in unless told otherwise."""
-    return torch.randn(rows, columns, generator=generator) * (columns**-0.5 if std is None else std)
+    return torch.randn(rows, columns) * (columns**-0.5 if std is None else std)
 
 
-def _write(folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor] | None) -> None:
+def _write(folder: Path, config: dict[str, Any], weights: Weights) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    if weights is not None:
-        tensors = {name: tensor.bfloat16().contiguous() for name, tensor in weights.items()}
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    tensors = {name: tensor.bfloat16().contiguous() for name, tensor in weights.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -3,136 +3,149 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-_COLOURS = {"off": "#444444", "on": "#d62728", "native": "#1f77b4", "tiny": "#ff7f0e"}
+Entries = Sequence[dict[str, Any]]
 
 
-def print_summary(console: Console, results: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any]]) -> None:
-    """Step cost and ratios, then acceptance and checks."""
-    first = results[0]
-    configs = list(dict.fromkeys(r["config"] for r in results))
+def print_steps(console: Console, results: Sequence[dict[str, Any]], entries: Entries) -> None:
+    """Step cost and ratios, acceptance and tokens, then a line for each engine."""
     bandwidths = [r["copy_bandwidth"] / 1e12 for r in results]
-    versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items() if version)
-    console.print(f"{first['machine']['device']}: {versions}")
-    console.print(f"copy bandwidth {min(bandwidths):.2f} to {max(bandwidths):.2f} TB/s (read plus written)")
-
-    table = Table(title="Decode step, ms: median of the rounds' medians (median of their 10th percentiles)")
-    table.add_column("workload")
-    for config in configs:
-        table.add_column(config, justify="right")
-    others = [c for c in configs if c != "off"] if "off" in configs else []
-    for config in others:
-        table.add_column(f"off/{config}", justify="right")
-    for side in ("off", "on"):
-        table.add_column(f"floor {side}", justify="right")
+    console.print(
+        f"{machine(results[0])}; copy {min(bandwidths):.2f} to {max(bandwidths):.2f} TB/s (read plus written)"
+    )
+    configs = list(dict.fromkeys(r["config"] for r in results))
+    ratios = [("off", config) for config in configs if config != "off"] if "off" in configs else []
+    # The same with the window of another checkout.
+    ratios += [(config, config.partition("@")[0]) for config in configs if "@" in config]
+    title = "Decode step, ms, and ratios: median of the turns' medians (median of their 10th percentiles)"
+    headings = ["workload", *configs, *(f"{a}/{b}" for a, b in ratios), "floor off", "floor on"]
+    rows = []
     for entry in entries:
-        cells = [_step_cell(entry["configs"].get(config)) for config in configs]
-        cells += [f"{r:.3f}" if (r := entry["ratios"].get(f"off/{c}")) else "-" for c in others]
-        cells += [f"{entry['floor_ms'][side]:.2f}" for side in ("off", "on")]
-        table.add_row(entry["workload"], *cells)
-    console.print(table)
-
-    table = Table(title="Accepted length per step (random weights: about 1); greedy tokens against off")
-    table.add_column("workload")
-    for config in configs:
-        table.add_column(config, justify="right")
-    for entry in entries:
-        table.add_row(entry["workload"], *(_token_cell(entry, config) for config in configs))
-    console.print(table)
+        measured = entry["configs"]
+        cells = [f"{m['median_ms']:.2f} ({m['p10_ms']:.2f})" if (m := measured.get(c)) else "-" for c in configs]
+        cells += [_ratio(measured.get(a), measured.get(b)) for a, b in ratios]
+        rows.append([entry["workload"], *cells, *(f"{entry['floor_ms'][side]:.2f}" for side in ("off", "on"))])
+    console.print(table(title, headings, rows))
+    title = "Accepted length per step (random weights: about 1); greedy tokens against off"
+    rows = [[entry["workload"], *(_tokens(entry, config) for config in configs)] for entry in entries]
+    console.print(table(title, ["workload", *configs], rows))
     for result in results:
-        _print_checks(console, result)
+        console.print(_engine(result), markup=False, highlight=False)
 
 
-def _step_cell(figures: dict[str, Any] | None) -> str:
-    return "-" if figures is None else f"{figures['median_ms']:.2f} ({figures['p10_ms']:.2f})"
+def machine(result: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if version)
+    return f"{result['machine']['device']}: {versions}"
 
 
-def _token_cell(entry: dict[str, Any], config: str) -> str:
-    figures = entry["configs"].get(config)
-    if figures is None:
+def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """The first column is aligned left, numbers right."""
+    shown = Table(title=title)
+    for heading in headings:
+        shown.add_column(heading, justify="left" if heading == headings[0] else "right")
+    for row in rows:
+        shown.add_row(*row)
+    return shown
+
+
+def _ratio(a: dict[str, Any] | None, b: dict[str, Any] | None) -> str:
+    return f"{a['median_ms'] / b['median_ms']:.3f} ({a['p10_ms'] / b['p10_ms']:.3f})" if a and b else "-"
+
+
+def _tokens(entry: dict[str, Any], config: str) -> str:
+    if (figures := entry["configs"].get(config)) is None:
         return "-"
-    compared = entry["tokens"].get(config)
-    verdict = ""
-    if compared is not None and compared["equal"]:
-        verdict = f", {compared['compared']} equal"
-    elif compared is not None:
-        first = min(d["first_difference"] for d in compared["differences"])
-        verdict = f", differ from token {first}"
+    compared, verdict = entry["tokens"].get(config), ""
+    if compared is not None:
+        first = min((d["first_difference"] for d in compared["differences"]), default=None)
+        verdict = f", {compared['compared']} equal" if first is None else f", differ from token {first}"
     return f"{figures['accepted_length']:.2f}{verdict}"
 
 
-def _print_checks(console: Console, result: dict[str, Any]) -> None:
-    addresses, engine, sync = result["addresses"], result["engine"], result["sync"]
+def _engine(result: dict[str, Any]) -> str:
+    (addresses, *_), engine, sync = result["addresses"], result["engine"], result["sync"]
     line = (
-        f"round {result['round']} {result['config']}: {engine['speculator']}, {engine['kv_cache_groups']}, "
-        f"{addresses['builds']} draft builds, {addresses['replays']} replays, "
+        f"round {result['round']} {result['config']}: {engine['speculator']}, {engine['kv_cache_groups']}, started in "
+        f"{result['startup_s']:.0f} s, {addresses['builds']} draft builds, {addresses['replays']} replays, "
         f"{addresses['distinct_pairs']} address pair(s)"
     )
     if sync is not None:
-        line += f", guarded calls {sync['calls']}, synchronizing {sync['violating_calls']}"
-    if result.get("host_us"):
-        line += ", host us per call (calls per step): " + ", ".join(
-            f"{name} {figures['median_us']:.0f} ({figures['calls_per_step']:.1f})"
-            for name, figures in result["host_us"]["methods"].items()
-        )
-    console.print(line, markup=False, highlight=False)
+        line += f", guarded calls {sync['calls']}, synchronizing {sync['synchronizations']}"
+    if (host := result["host"]) is not None:
+        per_call = [f"{k} {us:.0f} ({host['calls'][k] / host['steps']:.1f})" for k, us in host["median_us"].items()]
+        line += ", host us per call (calls per step): " + ", ".join(per_call)
+    return line
 
 
-def plot(
-    path: Path, results: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any]], *, window: int, tiny: int
-) -> None:
-    """Step cost against context for single requests; bars span the rounds."""
-    import matplotlib
+def saturation(results: Sequence[dict[str, Any]]) -> Table:
+    """What the KV cache holds, and decode when it is full: a line for each engine, relative to the first one."""
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    def figure(text: str, key: str, result: dict[str, Any], name: Any) -> str:
+        value, first = result[key][0][name], results[0][key][0][name]
+        return f"{text.format(value)} ({value / first:.3f})"
 
-    single = [e for e in entries if len(e["contexts"]) == 1]
+    lengths = list(results[0].get("capacity", [{}])[0])
+    headings = ["engine", "KV cache groups", *(f"requests of {short(n)}" for n in lengths)]
+    headings += ["when full", "step, ms", "tokens/s"] if "saturate" in results[0] else []
+    rows = []
+    for result in results:
+        row = [f"{result['config']} ({result['round']})", ", ".join(result["engine"]["kv_cache_groups"])]
+        row += [figure("{:.2f}", "capacity", result, n) for n in lengths]
+        if "saturate" in result:
+            row += [
+                f"{len(result['saturate'][0]['tokens'])} requests",
+                figure("{:.2f}", "saturate", result, "median_ms"),
+            ]
+            row += [figure("{:.0f}", "saturate", result, "tokens_per_s")]
+        rows.append(row)
+    return table("What the KV cache holds, and decode when it is full (in brackets: to the first)", headings, rows)
+
+
+def plot_steps(path: Path, title: str, entries: Entries, *, window: int) -> None:
+    """Step cost against context for single requests; bars span the turns.
+
+    Raises:
+        ValueError: there is no workload of one request.
+    """
+    from matplotlib.figure import Figure
+
+    single = sorted((e for e in entries if len(e["contexts"]) == 1), key=lambda e: e["contexts"][0])
     if not single:
         raise ValueError("--plot shows workloads of one request, and there is none")
-    single.sort(key=lambda e: e["contexts"][0])
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    labels = {
-        "off": "no window",
-        "on": f"window of {window}",
-        "native": f"native SWA of {window}",
-        "tiny": f"window of {tiny}",
-    }
-    for config in dict.fromkeys(r["config"] for r in results):
-        shown = [e for e in single if config in e["configs"]]
-        x = [e["contexts"][0] for e in shown]
-        y = [e["configs"][config]["median_ms"] for e in shown]
-        rounds = [e["configs"][config]["round_medians_ms"] for e in shown]
-        below = [m - min(r) for m, r in zip(y, rounds, strict=True)]
-        above = [max(r) - m for m, r in zip(y, rounds, strict=True)]
-        axes.errorbar(
-            x, y, yerr=[below, above], marker="o", capsize=3, label=labels[config], color=_COLOURS[config], lw=1.5
-        )
-    x = [e["contexts"][0] for e in single]
-    for side, what in (("off", "KV of target and draft"), ("on", "KV of target, draft's window")):
-        floor = [e["floor_ms"][side] for e in single]
-        axes.plot(x, floor, ls="--", lw=1, color=_COLOURS[side], label=f"bytes-bound floor: {what}")
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for config in dict.fromkeys(config for entry in single for config in entry["configs"]):
+        shown = [(e["contexts"][0], e["configs"][config]) for e in single if config in e["configs"]]
+        y = [figures["median_ms"] for _, figures in shown]
+        bars = [
+            [abs(edge(figures["all_median_ms"]) - figures["median_ms"]) for _, figures in shown] for edge in (min, max)
+        ]
+        label = "no window" if config == "off" else f"{config}, {window} tokens"
+        axes.errorbar([x for x, _ in shown], y, yerr=bars, marker="o", capsize=3, label=label, lw=1.5)
+    x = [entry["contexts"][0] for entry in single]
+    for side, colour in (("off", "0.3"), ("on", "tab:red")):
+        floor = [entry["floor_ms"][side] for entry in single]
+        axes.plot(x, floor, ls="--", lw=1, color=colour, label=f"bytes-bound floor, window {side}")
     axes.set_xscale("log", base=2)
-    axes.set_xticks(x, [_short(c) for c in x])
+    axes.set_xticks(x, [short(context) for context in x])
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
     axes.set_xlabel("context, tokens")
     axes.set_ylabel("decode step, ms (median)")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    first = results[0]
-    axes.set_title(f"{first['machine']['device']}, vLLM {first['versions']['vllm']}, one request", fontsize=10)
+    axes.set_title(title, fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
-    pyplot.close(figure)
 
 
-def _short(tokens: int) -> str:
+def short(tokens: int) -> str:
     if tokens >= 1_000_000:
         return f"{tokens / 1e6:.2g}M"
     return f"{tokens // 1000}k" if tokens >= 1000 else str(tokens)

@@ -5,7 +5,9 @@ It imports vLLM: set up the environment first (see ``vllm_draft_window.cpu_engin
 """
 
 import gc
+import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ class Measurement:
         lengths: output tokens so far after each step of the engine, one tuple per prompt.
         drafts: proposals that the target verified.
         accepted_per_position: of those, how many were accepted at least up to each draft position.
+        batch_sizes: requests that got tokens in a step, without repetitions.
         preemptions: requests that lost their cache and were computed again.
         seconds: wall time.
     """
@@ -36,6 +39,7 @@ class Measurement:
     lengths: tuple[tuple[int, ...], ...]
     drafts: int
     accepted_per_position: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
     preemptions: int
     seconds: float
 
@@ -106,31 +110,43 @@ class Engine:
         self,
         prompts: Iterable[Sequence[int]],
         *,
-        max_tokens: int,
+        max_tokens: int | Sequence[int],
+        arrivals: Sequence[int] | None = None,
         on_finished: Callable[[], None] | None = None,
         **sampling: Any,
     ) -> Measurement:
-        """Generate ``max_tokens`` for every prompt, greedily unless ``sampling`` says otherwise."""
-        parameters = SamplingParams(
-            **(dict(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False) | sampling)
-        )
+        """Generate ``max_tokens`` for every prompt, greedily unless ``sampling`` says otherwise.
+
+        Args:
+            max_tokens: for every prompt, or one number a prompt.
+            arrivals: ascending, the step at which each prompt comes, or earlier if the engine idles; default: at once.
+            on_finished: called after each prompt.
+        """
+        common: dict[str, Any] = dict(temperature=0.0, ignore_eos=True, detokenize=False) | sampling
         engine, before, started = self.llm.llm_engine, self._counters(), time.perf_counter()
-        names: list[str] = []
-        for prompt in prompts:
-            names.append(f"{started}-{len(names)}")
-            engine.add_request(names[-1], {"prompt_token_ids": list(prompt)}, parameters)
+        waiting = deque(enumerate(map(list, prompts)))
+        names = [f"{started}-{i}" for i in range(len(waiting))]
+        limits = [max_tokens] * len(names) if isinstance(max_tokens, int) else max_tokens
         outputs: dict[str, tuple[int, ...]] = {}
         lengths: dict[str, list[int]] = {name: [] for name in names}
-        while engine.has_unfinished_requests():
+        sizes: list[int] = []
+        for step in itertools.count():
+            while waiting and (not engine.has_unfinished_requests() or not arrivals or arrivals[waiting[0][0]] <= step):
+                i, prompt = waiting.popleft()
+                parameters = SamplingParams(max_tokens=limits[i], **common)
+                engine.add_request(names[i], {"prompt_token_ids": prompt}, parameters)
+            if not engine.has_unfinished_requests():
+                break
             output: Any
-            for output in engine.step():
-                if output.request_id not in lengths:  # somebody else's, who shares the engine
-                    continue
+            # Others may share the engine.
+            own = [output for output in engine.step() if output.request_id in lengths]
+            for output in own:
                 lengths[output.request_id].append(len(output.outputs[0].token_ids))
                 if output.finished:
                     outputs[output.request_id] = tuple(output.outputs[0].token_ids)
                     if on_finished is not None:
                         on_finished()
+            sizes.append(len(own))
         seconds = time.perf_counter() - started
         gained = {name: np.subtract(value, before.get(name, 0)) for name, value in self._counters().items()}
         return Measurement(
@@ -140,6 +156,7 @@ class Engine:
             accepted_per_position=tuple(
                 int(n) for n in np.atleast_1d(gained.get("vllm:spec_decode_num_accepted_tokens_per_pos", []))
             ),
+            batch_sizes=tuple(size for size, _ in itertools.groupby(filter(None, sizes))),
             preemptions=int(gained.get("vllm:num_preemptions", 0)),
             seconds=seconds,
         )
