@@ -44,6 +44,7 @@ class DraftWindow:
     """A window in force, in tokens.
 
     Attributes:
+        reclaim: the KV cache keeps only what the window reads.
         widened_from: the size that the user wrote, where the draft's own window is wider.
         warnings: for the log, once.
     """
@@ -54,6 +55,7 @@ class DraftWindow:
     min_context: int
     queries_per_request: int
     max_lookahead: int
+    reclaim: bool = False
     widened_from: int | None = None
     warnings: tuple[str, ...] = ()
 
@@ -116,6 +118,7 @@ def resolve(options: DraftWindowOptions, facts: DraftFacts) -> DraftWindow | Win
         min_context=options.draft_window_min_context,
         queries_per_request=facts.queries_per_request,
         max_lookahead=lookahead,
+        reclaim=options.draft_window_reclaim,
     ).widened_to(facts.native_window)
     if covered := window.covers(facts.max_model_len):
         return covered
@@ -124,6 +127,16 @@ def resolve(options: DraftWindowOptions, facts: DraftFacts) -> DraftWindow | Win
         raise ValueError(
             f"draft_window_size={size} is not supported with context parallelism "
             f"(size {facts.context_parallel_size}); the decode and prefill context parallel sizes must be 1"
+        )
+    if window.reclaim and is_mtp:
+        raise ValueError(
+            f"draft_window_reclaim=true is not possible with {method}: an MTP head is one more layer of the target; "
+            f"leave the option out"
+        )
+    if window.reclaim and window.sink_size:
+        raise ValueError(
+            f"draft_window_reclaim=true is not possible with draft_window_sink_size={window.sink_size}: the KV cache "
+            f"is freed from the first token on; leave one of the two out"
         )
     if window.size <= lookahead:
         raise ValueError(

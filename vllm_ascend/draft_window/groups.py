@@ -19,6 +19,7 @@ _CROPPABLE_SPECS = frozenset(
         "SlidingWindowSpec",
         "AscendMLAAttentionSpec",
         "AscendSFAIndexerCacheSpec",
+        "DraftWindowSpec",
     }
 )
 
@@ -84,7 +85,9 @@ def inspect_draft_layers(groups: Iterable[Any]) -> int | WindowOff:
                     f"draft_window_size does not support the draft's KV cache of type {type(spec).__name__} "
                     f"(layers {', '.join(group.layer_names)}); supported are {', '.join(sorted(_CROPPABLE_SPECS))}"
                 )
-            widest = max(widest, getattr(spec, "sliding_window", None) or 0)
+            # What the cache keeps for the window is not what the draft was built with.
+            if type(spec).__name__ != "DraftWindowSpec":
+                widest = max(widest, getattr(spec, "sliding_window", None) or 0)
     return widest
 
 

@@ -22,6 +22,7 @@ class DraftWindowOptions(BaseModel):
     draft_window_sink_size: Annotated[int, Field(ge=0, description="first tokens that stay visible")] = 0
     draft_window_min_context: Annotated[int, Field(ge=0, description="shorter requests are not windowed")] = 0
     draft_window_mtp: Annotated[bool, Field(description="window the MTP heads too")] = False
+    draft_window_reclaim: Annotated[bool, Field(description="keep only what the window reads")] = False
 
     @classmethod
     def from_additional_config(cls, additional_config: Any) -> "DraftWindowOptions | None":

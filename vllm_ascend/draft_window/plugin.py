@@ -3,13 +3,14 @@
 """Puts the draft window in front of the speculators of an installed vLLM.
 
 The entry point ``vllm.general_plugins`` (``vllm_draft_window.py``) calls :func:`register` in every process, before a
-worker builds its model runner. Two constructors are hooked:
+worker builds its model runner. Two constructors and a function are hooked:
 
 * ``DraftModelSpeculator`` makes the class that vLLM or vLLM-Ascend has chosen, with the window's mixin in front;
 * ``WorkerBase`` checks the options, says so in one line where the window cannot act, and puts Model Runner V1's shim in
-  place where vLLM-Ascend's proposers are loaded.
+  place where vLLM-Ascend's proposers are loaded;
+* ``get_kv_cache_groups`` looks for the draft layers that ``draft_window_reclaim`` has marked.
 
-Without the option both do what they did before.
+Without the options all do what they did before.
 """
 
 import logging
@@ -23,12 +24,14 @@ def register() -> None:
     from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
     from vllm.v1.worker.worker_base import WorkerBase
 
+    from .reclaim import group_draft_layers
     from .strict_config import hide_options
 
     hide_options()
     if DraftModelSpeculator.__new__ is object.__new__:
         DraftModelSpeculator.__new__ = _new_speculator  # type: ignore[method-assign, assignment]
         WorkerBase.__init__ = _reporting(WorkerBase.__init__)  # type: ignore[method-assign]
+        group_draft_layers()
 
 
 def _new_speculator(cls: type, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:

@@ -23,6 +23,7 @@ import torch
 from vllm.config.compilation import CUDAGraphMode
 from vllm.triton_utils import HAS_TRITON
 
+from . import reclaim
 from .config import DraftWindow, WindowOff, max_rejected
 from .counters import DraftWindowCounters
 from .geometry import WindowGeometry
@@ -45,6 +46,7 @@ class DraftWindowMixin:
     # Upstream's speculator, as far as the window looks at it.
     vllm_config: Any
     attn_groups: list[list[Any]]
+    draft_attn_layer_names: set[str]
     block_tables: Any
     input_buffers: Any
     max_model_len: int
@@ -67,6 +69,16 @@ class DraftWindowMixin:
             self.draft_window = decision
         super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
 
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load the draft; its layers then publish what they keep.
+
+        Raises:
+            ReclaimRefused: see :func:`.reclaim.publish`.
+        """
+        super().load_model(*args, **kwargs)  # type: ignore[misc]
+        if self.draft_window is not None and self.draft_window.reclaim:
+            reclaim.publish(self.vllm_config, self.draft_window, self.draft_attn_layer_names)
+
     def set_attn(self, *args: Any, **kwargs: Any) -> None:
         """Allocate the persistent twins as soon as the KV cache groups are known.
 
@@ -76,8 +88,12 @@ class DraftWindowMixin:
         super().set_attn(*args, **kwargs)  # type: ignore[misc]
         if self.draft_window is None:
             return
+        if self.draft_window.reclaim:
+            reclaim.let_no_spec_mask(self.attn_groups)
         groups = inspect_draft_groups(self.attn_groups, self.block_tables)
         if isinstance(groups, WindowOff):
+            if self.draft_window.reclaim:
+                raise reclaim.ReclaimRefused(groups.reason)
             self._switch_off(groups)
             return
         window = self.draft_window = self.draft_window.widened_to(groups.native_window)

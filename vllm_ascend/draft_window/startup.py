@@ -9,20 +9,25 @@ from vllm.logger import logger
 
 from .config import DraftWindow, WindowOff, facts_from_config, resolve
 from .options import DraftWindowOptions
+from .reclaim import refuse_engine
 
 
 def decide(vllm_config: Any) -> DraftWindow | WindowOff | None:
     """Resolve the options of a ``VllmConfig``; ``None`` when the window is not asked for.
 
     Raises:
-        ValueError: see :meth:`DraftWindowOptions.from_additional_config` and :func:`.config.resolve`.
+        ValueError: see :meth:`DraftWindowOptions.from_additional_config`, :func:`.config.resolve` and
+            :func:`.reclaim.refuse_engine`.
     """
     options = DraftWindowOptions.from_additional_config(vllm_config.additional_config)
     if options is None:
         return None
     if vllm_config.speculative_config is None:
         return WindowOff("speculative decoding is not configured", logging.WARNING)
-    return resolve(options, facts_from_config(vllm_config))
+    decision = resolve(options, facts_from_config(vllm_config))
+    if isinstance(decision, DraftWindow) and decision.reclaim:
+        refuse_engine(vllm_config)
+    return decision
 
 
 def report_off(off: WindowOff, vllm_config: Any) -> None:

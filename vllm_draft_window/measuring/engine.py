@@ -32,6 +32,7 @@ class Measurement:
         accepted_per_position: of those, how many were accepted at least up to each draft position.
         batch_sizes: requests that got tokens in a step, without repetitions.
         preemptions: requests that lost their cache and were computed again.
+        cached: prompt tokens that the prefix cache had.
         seconds: wall time.
     """
 
@@ -41,6 +42,7 @@ class Measurement:
     accepted_per_position: tuple[int, ...]
     batch_sizes: tuple[int, ...]
     preemptions: int
+    cached: int
     seconds: float
 
     @property
@@ -103,6 +105,11 @@ class Engine:
         return core.engine_core.model_executor.driver_worker.worker.model_runner
 
     @property
+    def scheduler(self) -> Any:
+        core: Any = self.llm.llm_engine.engine_core
+        return core.engine_core.scheduler
+
+    @property
     def speculator(self) -> Any:
         return self.runner.speculator
 
@@ -158,6 +165,7 @@ class Engine:
             ),
             batch_sizes=tuple(size for size, _ in itertools.groupby(filter(None, sizes))),
             preemptions=int(gained.get("vllm:num_preemptions", 0)),
+            cached=int(gained.get("vllm:prefix_cache_hits", 0)),
             seconds=seconds,
         )
 
