@@ -7,8 +7,9 @@ import pytest
 from vllm import SamplingParams
 
 from tests.e2e.poison import Poison
-from tools.measure import Engine, demo_prompts, demo_speculation
+from tools.demo_pair import demo_prompts, demo_speculation
 from vllm_ascend.draft_window import reclaim
+from vllm_draft_window.measuring.engine import Engine
 
 WINDOW = {"draft_window_size": 128}
 RECLAIM = WINDOW | {"draft_window_reclaim": True}
@@ -116,9 +117,9 @@ def test_with_reclaim_off_the_cache_is_stock():
 @pytest.mark.parametrize(
     ("options", "engine_args", "reason"),
     [
-        ({"draft_window_sink_size": 16}, {}, "draft_window_sink_size=16: the KV cache is freed from the first token on"),
+        ({"draft_window_sink_size": 16}, {}, "draft_window_sink_size=16 needs the first"),
         ({}, {"disable_hybrid_kv_cache_manager": True}, "the hybrid KV cache manager is off"),
-        ({"draft_window_size": 600}, {}, "2 draft layers beside 4 of the target would save"),
+        ({"draft_window_size": 600}, {}, "draft layers: 2, target layers: 4; that would save"),
     ],
     ids=["sink", "no-hybrid-manager", "does-not-pay"],
 )

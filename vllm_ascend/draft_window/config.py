@@ -97,6 +97,13 @@ class WindowOff:
     level: int = logging.INFO
 
 
+class ReclaimRefused(ValueError):
+    """``draft_window_reclaim`` cannot work here, or would not pay."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"draft_window_reclaim=true is not possible here: {reason}; leave the option out")
+
+
 def resolve(options: DraftWindowOptions, facts: DraftFacts) -> DraftWindow | WindowOff:
     """Decide which window is in force, or why none is.
 
@@ -129,14 +136,10 @@ def resolve(options: DraftWindowOptions, facts: DraftFacts) -> DraftWindow | Win
             f"(size {facts.context_parallel_size}); the decode and prefill context parallel sizes must be 1"
         )
     if window.reclaim and is_mtp:
-        raise ValueError(
-            f"draft_window_reclaim=true is not possible with {method}: an MTP head is one more layer of the target; "
-            f"leave the option out"
-        )
+        raise ReclaimRefused(f"an MTP head ({method}) is one more layer of the target")
     if window.reclaim and window.sink_size:
-        raise ValueError(
-            f"draft_window_reclaim=true is not possible with draft_window_sink_size={window.sink_size}: the KV cache "
-            f"is freed from the first token on; leave one of the two out"
+        raise ReclaimRefused(
+            f"the KV cache is freed from the first token on, draft_window_sink_size={window.sink_size} needs the first"
         )
     if window.size <= lookahead:
         raise ValueError(

@@ -81,6 +81,17 @@ class CacheLayout:
         """Share of a request's KV cache that reclaim saves; negative where it costs."""
         return 1 - self.pages(tokens, in_flight) / self.pages_of_one_group(tokens)
 
+    def too_little_saved(self, max_model_len: int) -> str | None:
+        """Why the saving, at its best on the longest request, is not worth the KV cache groups, if it is not."""
+        saved = self.saved(max_model_len)
+        if saved >= SMALLEST_SAVING:
+            return None
+        return (
+            f"draft layers: {self.draft_layers}, target layers: {self.target_layers}; that would save {saved:.1%} of "
+            f"the KV cache at max_model_len={max_model_len} and make {self.groups} KV cache groups of one, and less "
+            f"than {SMALLEST_SAVING:.0%} is not worth them"
+        )
+
     def costs_below(self, longest: int) -> int | None:
         """Context from which reclaim takes no more than without it, in whole blocks; None if none up to ``longest``."""
         for tokens in range(self.block_size, longest + self.block_size, self.block_size):

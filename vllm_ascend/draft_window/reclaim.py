@@ -20,8 +20,8 @@ from vllm.config import get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
-from .config import DraftWindow
-from .layout import SMALLEST_SAVING, CacheLayout, kept_tokens
+from .config import DraftWindow, ReclaimRefused
+from .layout import CacheLayout, kept_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +30,6 @@ class DraftWindowSpec(SlidingWindowSpec):
 
     ``sliding_window`` is what the manager keeps, which is more than what the draft sees.
     """
-
-
-class ReclaimRefused(ValueError):
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"draft_window_reclaim=true is not possible here: {reason}; leave the option out")
 
 
 def refuse_engine(vllm_config: Any) -> None:
@@ -53,9 +48,7 @@ def refuse_engine(vllm_config: Any) -> None:
         raise ReclaimRefused("nobody has run it on vLLM-Ascend yet")
     if vllm_config.scheduler_config.disable_hybrid_kv_cache_manager:
         # vLLM would merge all layers into one group, and up to 0.27.1 the target's attention would be windowed too.
-        raise ReclaimRefused(
-            "the hybrid KV cache manager is off, and no other frees blocks of the draft alone"
-        )
+        raise ReclaimRefused("the hybrid KV cache manager is off, and no other frees blocks of the draft alone")
     if vllm_config.kv_transfer_config is not None:
         connector = vllm_config.kv_transfer_config.kv_connector
         raise ReclaimRefused(f"the KV connector {connector} may fill a freed block while a draft still reads it")
@@ -98,25 +91,11 @@ def publish(vllm_config: Any, window: DraftWindow, draft_layers: Collection[str]
         block_size=windowed.block_size,
         kept=windowed.sliding_window,
     )
-    refuse_unless_it_pays(layout, vllm_config.model_config.max_model_len)
+    if reason := layout.too_little_saved(vllm_config.model_config.max_model_len):
+        raise ReclaimRefused(reason)
     for name in draft:
         layers[name].get_kv_cache_spec = partial(_published, layers[name].get_kv_cache_spec, window)
     return layout
-
-
-def refuse_unless_it_pays(layout: CacheLayout, max_model_len: int) -> None:
-    """Compare the longest request with and without.
-
-    Raises:
-        ReclaimRefused: it would save too little for so many KV cache groups.
-    """
-    saved = layout.saved(max_model_len)
-    if saved < SMALLEST_SAVING:
-        raise ReclaimRefused(
-            f"{layout.draft_layers} draft layers beside {layout.target_layers} of the target would save "
-            f"{saved:.1%} of the KV cache at max_model_len={max_model_len} and make {layout.groups} KV cache groups "
-            f"of one; less than {SMALLEST_SAVING:.0%} is not worth them"
-        )
 
 
 def windowed_spec(spec: FullAttentionSpec, window: DraftWindow) -> DraftWindowSpec:

@@ -24,7 +24,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.triton_utils import HAS_TRITON
 
 from . import reclaim
-from .config import DraftWindow, WindowOff, max_rejected
+from .config import DraftWindow, ReclaimRefused, WindowOff, max_rejected
 from .counters import DraftWindowCounters
 from .geometry import WindowGeometry
 from .groups import inspect_draft_groups
@@ -93,7 +93,7 @@ class DraftWindowMixin:
         groups = inspect_draft_groups(self.attn_groups, self.block_tables)
         if isinstance(groups, WindowOff):
             if self.draft_window.reclaim:
-                raise reclaim.ReclaimRefused(groups.reason)
+                raise ReclaimRefused(groups.reason)
             self._switch_off(groups)
             return
         window = self.draft_window = self.draft_window.widened_to(groups.native_window)

@@ -194,7 +194,32 @@ def judge(vllm_config: Any, lost: Sequence[str] = ()) -> Verdict:
             reason="it needs Model Runner V2, or vLLM-Ascend's V1",
             advice="set VLLM_USE_V2_MODEL_RUNNER=1",
         )
+    if decision.reclaim and (refused := _reclaim_refused(vllm_config, decision)):
+        raise BadInput(refused, "leave draft_window_reclaim out; `draft-window plan` says what it would save")
     return Verdict(state=State.IN_FORCE, window=asdict(decision))
+
+
+def _reclaim_refused(vllm_config: Any, window: Any) -> str | None:
+    """What a worker says once the layers are loaded, as far as the checkpoints' configs can tell."""
+    from vllm_draft_window.planner.cache import plan_cache
+    from vllm_draft_window.planner.checkpoints import Checkpoint
+    from vllm_draft_window.planner.deployment import Deployment
+
+    speculative = vllm_config.speculative_config
+    models = [Path(vllm_config.model_config.model), Path(speculative.draft_model_config.model)]
+    if not all((model / "config.json").exists() for model in models):  # names on the hub
+        return None
+    deployment = Deployment(
+        method=window.method,
+        num_speculative_tokens=speculative.num_speculative_tokens,
+        max_model_len=vllm_config.model_config.max_model_len,
+        max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
+        block_sizes=(vllm_config.cache_config.block_size,),
+        element_bytes=2,  # of both models
+        tensor_parallel_size=vllm_config.parallel_config.tensor_parallel_size,
+    )
+    target, draft = map(Checkpoint.read, models)
+    return plan_cache(target, draft, deployment, window, ()).refused
 
 
 def _runner_windows(vllm_config: Any) -> bool:

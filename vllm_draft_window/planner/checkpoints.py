@@ -90,18 +90,23 @@ class Checkpoint:
         }
         return {name: int(value) for name, value in limits.items() if value}
 
+    @property
+    def is_mla(self) -> bool:
+        return bool(getattr(self.config, "kv_lora_rank", None))
+
     def kv_bytes_per_token(self, element_bytes: int, tensor_parallel_size: int = 1) -> int:
         """Keys and values of one token in all layers, on one rank."""
-        return len(self.windows) * self._layer_bytes(element_bytes, tensor_parallel_size)
+        return len(self.windows) * self.layer_bytes(element_bytes, tensor_parallel_size)
 
     def kv_bytes_read(self, tokens: int, element_bytes: int, tensor_parallel_size: int = 1) -> int:
         """What one forward over ``tokens`` tokens reads on one rank; sliding-window layers read their window."""
         seen = sum(min(tokens, window or tokens) for window in self.windows)
-        return seen * self._layer_bytes(element_bytes, tensor_parallel_size)
+        return seen * self.layer_bytes(element_bytes, tensor_parallel_size)
 
-    def _layer_bytes(self, element_bytes: int, tensor_parallel_size: int) -> int:
+    def layer_bytes(self, element_bytes: int, tensor_parallel_size: int) -> int:
+        """Keys and values of one token in one layer, on one rank."""
         config = self.config
-        if getattr(config, "kv_lora_rank", None):  # MLA keeps one latent, the same on every rank
+        if self.is_mla:  # MLA keeps one latent, the same on every rank
             return (config.kv_lora_rank + config.qk_rope_head_dim) * element_bytes
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

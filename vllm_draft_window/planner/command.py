@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from vllm_draft_window.planner.cache import CachePlan
     from vllm_draft_window.planner.deployment import Deployment
     from vllm_draft_window.planner.plan import Plan
 
@@ -33,8 +34,9 @@ def main(
     ] = None,
     sink: Annotated[int | None, typer.Option(help="draft_window_sink_size.")] = None,
     min_context: Annotated[int | None, typer.Option(help="draft_window_min_context.")] = None,
+    reclaim: Annotated[bool | None, typer.Option("--reclaim", help="draft_window_reclaim.")] = None,
     additional_config: Annotated[
-        str | None, typer.Option(help="JSON as given to vLLM, instead of the three options before.")
+        str | None, typer.Option(help="JSON as given to vLLM, instead of the four options before.")
     ] = None,
     max_model_len: Annotated[
         str, typer.Option(help="As given to vLLM: 32768, 32k, 1M; auto is the target's max_position_embeddings.")
@@ -59,6 +61,12 @@ def main(
     trained_length: Annotated[
         int | None, typer.Option(min=1, help="Tokens that the draft was trained on, if you know it.")
     ] = None,
+    kv_cache_gib: Annotated[
+        float | None, typer.Option("--kv-cache-gib", min=0, help="One rank's memory for the KV cache, as vLLM logs it.")
+    ] = None,
+    async_scheduling: Annotated[
+        bool, typer.Option(help="As given to vLLM: it then reserves cache for two steps in flight.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Plan the draft window of a target and its draft, from their configs alone.
@@ -94,8 +102,10 @@ def main(
             batch=batch,
             with_weights=with_weights,
             trained_length=trained_length,
+            kv_cache_bytes=None if kv_cache_gib is None else int(kv_cache_gib * (1 << 30)),
+            batches_in_flight=2 if async_scheduling else 1,
         )
-        single = {"size": window, "sink_size": sink, "min_context": min_context}
+        single = {"size": window, "sink_size": sink, "min_context": min_context, "reclaim": reclaim}
         options = json_object("--additional-config", additional_config)
         options |= {f"draft_window_{name}": value for name, value in single.items() if value is not None}
         plan = make_plan(*pair, deployment, options, context or _contexts(length))
@@ -140,6 +150,7 @@ def to_json(plan: "Plan", deployment: "Deployment") -> dict[str, Any]:
         ],
         "warnings": list(plan.warnings),
         "suggestion": asdict(plan.suggestion),
+        "reclaim": asdict(plan.reclaim) if plan.reclaim else None,
     }
 
 
@@ -156,7 +167,8 @@ def show(plan: "Plan", deployment: "Deployment", console: Console) -> None:
         facts.add_row("windowed lengths and tables", _bytes(plan.twin_bytes))
     else:
         facts.add_row("[yellow]off, because", escape(str(plan.off_reason)))
-    facts.add_row("draft KV cache", f"{_bytes(plan.draft_kv_bytes_per_token)} per token, not made smaller")
+    kept = "the window's tokens only" if plan.window and plan.window.reclaim else "all tokens"
+    facts.add_row("draft KV cache", f"{_bytes(plan.draft_kv_bytes_per_token)} per token, kept for {kept}")
     facts.add_row("target KV cache", f"{_bytes(plan.target_kv_bytes_per_token)} per token")
     console.print(facts)
 
@@ -180,10 +192,37 @@ def show(plan: "Plan", deployment: "Deployment", console: Console) -> None:
             f"{read.share_on:.1%}",
         )
     console.print(reads)
+    if plan.reclaim:
+        show_reclaim(plan.reclaim, deployment, console)
     for warning in plan.warnings:
         console.print(f"[yellow]Warning:[/] {escape(warning)}.", highlight=False)
     suggested = "none" if plan.suggestion.window is None else plan.suggestion.window
     console.print(f"[bold]Suggested window: {suggested}[/], because {escape(plan.suggestion.reason)}.", highlight=False)
+
+
+def show_reclaim(cache: "CachePlan", deployment: "Deployment", console: Console) -> None:
+    """What ``draft_window_reclaim`` saves, whether it is asked for or not."""
+    if cache.refused is not None:
+        console.print(f"[yellow]No reclaim:[/] {escape(cache.refused)}.", highlight=False)
+        return
+    table = Table(
+        title=f"KV cache with draft_window_reclaim: {cache.groups} groups of up to {cache.group_size} layers",
+        title_justify="left",
+        caption=f"of requests that decode; below {cache.costs_below:,} tokens a request takes more than without",
+    )
+    for heading in ("context", "saved", *(("requests at once without", "with") if cache.tokens else ())):
+        table.add_column(heading, justify="right")
+    for saving in cache.savings:
+        fit = (f"{count:,.2f}" for count in saving.requests or ())
+        table.add_row(f"{saving.context:,}", f"{saving.saved:.1%}", *fit)
+    console.print(table)
+    if cache.tokens and cache.concurrency:
+        console.print(
+            f"vLLM will log a KV cache of {cache.tokens[0]:,} tokens without and {cache.tokens[1]:,} with, and a "
+            f"concurrency of {cache.concurrency[0]:.2f}x and {cache.concurrency[1]:.2f}x for "
+            f"{deployment.max_model_len:,} tokens: it counts prefill chunks of {deployment.max_in_flight_tokens:,} in.",
+            highlight=False,
+        )
 
 
 def _tokens(seen: tuple[int, int] | None) -> str:

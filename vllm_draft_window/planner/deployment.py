@@ -43,6 +43,8 @@ class Deployment:
         element_bytes: bytes of one KV cache element.
         batch: requests in a step; weights are read once for all of them.
         trained_length: tokens that the draft was trained on, where the user knows better than the config.
+        kv_cache_bytes: memory of one rank for the KV cache, where it is known.
+        batches_in_flight: 2 with async scheduling, else 1.
     """
 
     method: str
@@ -56,6 +58,12 @@ class Deployment:
     batch: int = 1
     with_weights: bool = False
     trained_length: int | None = None
+    kv_cache_bytes: int | None = None
+    batches_in_flight: int = 2
+
+    @property
+    def max_in_flight_tokens(self) -> int:
+        return self.batches_in_flight * self.max_num_batched_tokens
 
     @property
     def full_columns(self) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from vllm_ascend.draft_window.geometry import WindowGeometry
 from vllm_ascend.draft_window.inputs import WindowedInputs
 from vllm_ascend.draft_window.options import DraftWindowOptions
 from vllm_draft_window.planner.advice import Suggestion, suggest, warnings
+from vllm_draft_window.planner.cache import CachePlan, plan_cache
 from vllm_draft_window.planner.checkpoints import Checkpoint
 from vllm_draft_window.planner.deployment import Deployment, facts, forwards, geometry_of, tokens_seen
 
@@ -53,7 +54,10 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """``first_query`` and ``last_query``: fewest and most tokens that those rows of a proposal see."""
+    """``first_query`` and ``last_query``: fewest and most tokens that those rows of a proposal see.
+
+    ``reclaim`` is what ``draft_window_reclaim`` does or would do.
+    """
 
     window: DraftWindow | None
     off_reason: str | None
@@ -66,6 +70,7 @@ class Plan:
     reads: tuple[Read, ...]
     warnings: tuple[str, ...]
     suggestion: Suggestion
+    reclaim: CachePlan | None
 
 
 def make_plan(
@@ -97,6 +102,9 @@ def make_plan(
     if geometry and isinstance(decision, DraftWindow):  # as the engine does once it knows its blocks
         decision = decision.covers(geometry.limit, block_size=geometry.alignment) or decision
     window = decision if isinstance(decision, DraftWindow) else None
+    cache = plan_cache(target, draft, deployment, window, contexts) if window else None
+    if window and window.reclaim and cache and cache.refused:
+        raise ValueError(cache.refused)
     if window is None:
         geometry = None
     first = last = None
@@ -114,6 +122,7 @@ def make_plan(
         reads=tuple(read(target, draft, deployment, known, geometry, context) for context in contexts),
         warnings=tuple(warnings(target, draft, deployment, window)),
         suggestion=suggestion,
+        reclaim=cache,
     )
 
 

@@ -82,3 +82,9 @@ def test_tokens_in_flight_count_until_the_whole_request_does():
 def test_kept_tokens():
     assert kept_tokens(2048, 0, 16) == 2064
     assert kept_tokens(512, 4096, 128) == 4224
+
+
+def test_what_does_not_pay_says_so_with_the_figure():
+    assert layout(36, 5).too_little_saved(131072) is None
+    assert layout(36, 5).too_little_saved(2048).startswith("draft layers: 5, target layers: 36; that would save -2.")
+    assert "save 2.4% of the KV cache at max_model_len=131072 and make 7 KV" in layout(36, 1).too_little_saved(131072)

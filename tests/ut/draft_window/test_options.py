@@ -37,6 +37,7 @@ def test_defaults():
         "draft_window_sink_size": 0,
         "draft_window_min_context": 0,
         "draft_window_mtp": False,
+        "draft_window_reclaim": False,
     }
 
 
@@ -63,11 +64,12 @@ def test_other_sizes_must_be_integers_of_at_least_zero(name, value, size):
         read({f"draft_window_{name}": value} | size)
 
 
+@pytest.mark.parametrize("name", ["mtp", "reclaim"])
 @pytest.mark.parametrize("value", [1, 0, "true", 0.0])
-def test_mtp_must_be_a_boolean(value):
-    text = f"draft_window_mtp={value!r} is not allowed: it must be true or false"
+def test_switches_must_be_booleans(value, name):
+    text = f"draft_window_{name}={value!r} is not allowed: it must be true or false"
     with pytest.raises(ValueError, match=re.escape(text)):
-        read({"draft_window_size": 512, "draft_window_mtp": value})
+        read({"draft_window_size": 512, f"draft_window_{name}": value})
 
 
 @pytest.mark.parametrize(
@@ -133,9 +135,9 @@ def test_keys_of_others_are_left_alone(others):
     assert read(others | {"draft_window_size": 512}) == read({"draft_window_size": 512})
 
 
-@pytest.mark.parametrize("key", ["draft_window_sink_size", "draft_window_min_context", "draft_window_mtp"])
-def test_option_of_the_window_without_the_window(key):
-    value = True if key.endswith("mtp") else 4
+@pytest.mark.parametrize("name", ["sink_size", "min_context", "mtp", "reclaim"])
+def test_option_of_the_window_without_the_window(name):
+    key, value = f"draft_window_{name}", True if name in ("mtp", "reclaim") else 4
     with pytest.raises(ValueError, match=f"{key} needs draft_window_size, an integer greater than 0"):
         read({key: value})
 

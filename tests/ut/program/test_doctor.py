@@ -59,6 +59,7 @@ def test_in_force():
         "min_context": 600,
         "queries_per_request": 7,
         "max_lookahead": 0,
+        "reclaim": False,
         "widened_from": None,
         "warnings": [],
     }
@@ -217,6 +218,19 @@ def test_what_vllm_refuses_is_no_matter_of_the_hub():
     given = arguments(DSPARK | {"method": "draft_model", "model": str(TARGET)}, {"draft_window_size": 512})
     verdict, _ = examine(*given, "--pipeline-parallel-size", "2", status=2, HF_HUB_OFFLINE="1")
     assert "HF_HUB_OFFLINE" not in verdict["advice"]
+
+
+def test_reclaim(tmp_path):
+    """The engine's configuration and the checkpoints' layers; what it would say is said before it loads anything."""
+    options = {"draft_window_size": 512, "draft_window_reclaim": True}
+    verdict, _ = examine(*arguments(additional=options), status=0)
+    assert verdict["window"]["reclaim"] is True
+    for more, length, words in (
+        (["--disable-hybrid-kv-cache-manager"], 8192, "the hybrid KV cache manager is off"),
+        ([], 560, "draft layers: 2, target layers: 4; that would save -"),
+    ):
+        verdict, _ = examine(*arguments(additional=options, length=length), *more, status=2)
+        assert words in verdict["reason"]
 
 
 def test_ngram_where_v2_is_forced():

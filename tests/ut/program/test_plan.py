@@ -129,15 +129,19 @@ def test_tokens_seen_by_an_autoregressive_draft_are_the_oracles(window, sink, ga
     ("options", "max_model_len", "max_num_seqs"),
     [
         ({"draft_window_size": 100}, 1000, 5),
+        ({"draft_window_size": 100, "draft_window_reclaim": True}, 1000, 5),
         ({"draft_window_size": 64, "draft_window_sink_size": 40, "draft_window_min_context": 300}, 1024, 16),
         ({"draft_window_size": 968}, 1000, 3),  # as wide as the full table
     ],
 )
 def test_figures_are_the_engines(options, max_model_len, max_num_seqs):
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
+
     from tools.demo_pair import DEMO_SPECULATION, demo_prompts
     from vllm_draft_window.measuring.engine import Engine
 
     context, block_size, drafted = 600, 32, []
+    reclaims = options.get("draft_window_reclaim", False)
     with Engine(
         speculative_config=DEMO_SPECULATION,
         additional_config=options,
@@ -146,6 +150,8 @@ def test_figures_are_the_engines(options, max_model_len, max_num_seqs):
         block_size=block_size,
         max_num_batched_tokens=1024,
     ) as engine:
+        cache = engine.scheduler.kv_cache_config
+        capacity = get_kv_cache_capacity(engine.runner.vllm_config, cache)
         speculator, inputs = engine.speculator, engine.speculator.windowed_inputs
         columns = [table.shape[1] for table in inputs.block_tables]
         tables = engine.runner.block_tables.input_block_tables
@@ -172,7 +178,14 @@ def test_figures_are_the_engines(options, max_model_len, max_num_seqs):
         *("--min-context", options.get("draft_window_min_context", 0)),
         *("--max-model-len", max_model_len, "--max-num-seqs", max_num_seqs, "--block-size", block_size),
         *("--dtype", "float32", "--context", context),
+        # As Engine and this platform have them.
+        *("--max-num-batched-tokens", 1024, "--kv-cache-gib", 0.25, "--no-async-scheduling"),
+        *(("--reclaim",) if reclaims else ()),
     )
+    if found["reclaim"]["refused"] is None:
+        assert found["reclaim"]["tokens"][reclaims] == capacity[0]
+        assert found["reclaim"]["concurrency"][reclaims] == pytest.approx(capacity[1])
+        assert len(cache.kv_cache_groups) == (found["reclaim"]["groups"] if reclaims else 1)
     assert found["columns"] == columns
     assert found["full_columns"] == full_columns
     assert found["twin_bytes"] == twin_bytes
@@ -277,6 +290,45 @@ def test_window_that_large_blocks_round_out_to_everything():
     found = plan("--window", 512, "--max-model-len", 4800, *blocks)
     assert found["window"] is None and "in whole blocks of 4320 tokens" in found["off_because"]
     assert plan("--window", 512, "--max-model-len", 8192, *blocks)["window"]["size"] == 512
+
+
+def test_what_reclaim_saves(tmp_path):
+    """36 + 5 layers of 8 heads of 128 in bfloat16, 64 GiB: what vLLM's own functions made of these groups."""
+    heads = dict(num_key_value_heads=8, head_dim=128)
+    pair = dict(
+        target=edited(tmp_path, "target", num_hidden_layers=36, layer_types=None, **heads),
+        draft=edited(tmp_path, "draft", num_hidden_layers=5, layer_types=None, **heads),
+    )
+    arguments = ("-w", 2048, "--max-model-len", 131072, "--kv-cache-gib", 64, "--context", 32768)
+    found = plan(*arguments, **pair)["reclaim"]
+    assert (found["groups"], found["group_size"]) == (7, 6)
+    assert found["concurrency"] == pytest.approx([3.12, 3.47], abs=0.01)
+    assert found["tokens"] == [int(concurrency * 131072) for concurrency in found["concurrency"]]
+    (saving,) = found["savings"]
+    assert saving["saved"] == pytest.approx(0.113, abs=0.001)
+    without, with_reclaim = saving["requests"]
+    assert with_reclaim / without == pytest.approx(1 / (1 - saving["saved"]), rel=1e-4)
+    assert found["costs_below"] == 2496
+    assert plan(*arguments, "--reclaim", **pair)["window"]["reclaim"] is True
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "words"),
+    [
+        ({"draft": {"num_hidden_layers": 1}, "target": {"num_hidden_layers": 36}}, (), "that would save"),
+        ({"draft": SLIDING}, (), "the draft keeps its KV cache as SlidingWindowSpec"),
+        ({"draft": {"num_key_value_heads": 1}}, (), "a block of a target layer takes 8192 bytes"),
+        ({"target": {"kv_lora_rank": 512, "qk_rope_head_dim": 64}}, (), "the target keeps its KV cache as MLA"),
+        ({"target": {"layer_types": ["linear_attention", *["full_attention"] * 3]}}, (), "layers of several kinds"),
+        ({}, ("--sink", 16), "draft_window_sink_size=16 needs the first"),
+        ({}, ("--max-model-len", 600), "that would save"),
+    ],
+)
+def test_reclaim_is_refused_as_the_engine_does(changes, arguments, words, tmp_path):
+    models = {name: edited(tmp_path, name, layer_types=None) for name in ("target", "draft")}
+    models |= {name: edited(tmp_path, name, **({"layer_types": None} | keys)) for name, keys in changes.items()}
+    assert words in plan("-w", 512, *arguments, **models)["reclaim"]["refused"]
+    assert words in plan("-w", 512, "--reclaim", *arguments, **models, status=2)
 
 
 @pytest.mark.parametrize(
