@@ -119,7 +119,7 @@ def test_with_reclaim_off_the_cache_is_stock():
     [
         ({"draft_window_sink_size": 16}, {}, "draft_window_sink_size=16 needs the first"),
         ({}, {"disable_hybrid_kv_cache_manager": True}, "the hybrid KV cache manager is off"),
-        ({"draft_window_size": 600}, {}, "draft layers: 2, target layers: 4; that would save"),
+        ({"draft_window_size": 900}, {}, "draft layers: 2, target layers: 4; that would save"),
     ],
     ids=["sink", "no-hybrid-manager", "does-not-pay"],
 )

@@ -7,24 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from vllm import SamplingParams
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
     MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
-from vllm.v1.request import Request
 
-from tests import oracle
+from tests.ut.draft_window.cache import BLOCK, Cache, K, W, decode, full, window
 from vllm_ascend.draft_window import reclaim
-from vllm_ascend.draft_window.config import DraftWindow, ReclaimRefused
+from vllm_ascend.draft_window.config import ReclaimRefused
 from vllm_ascend.draft_window.layout import CacheLayout
 from vllm_ascend.draft_window.reclaim import DraftWindowSpec
 
@@ -35,28 +28,11 @@ except ImportError:
 
 # The layout that vLLM 0.29 and later take where nothing else is asked for.
 LAYER_OUTERMOST = SimpleNamespace(get_resolved_kv_cache_layout=lambda: SimpleNamespace(is_block_outermost=False))
-BLOCK = 16
 SHAPE = dict(num_kv_heads=2, head_size=64, dtype=torch.float32)
-
-
-def full(**more) -> FullAttentionSpec:
-    return FullAttentionSpec(**({"block_size": BLOCK} | SHAPE | more))
 
 
 def mamba(**more) -> MambaSpec:
     return MambaSpec(block_size=BLOCK, shapes=((2, 64),), dtypes=(torch.float32,), **more)
-
-
-def window(size=64, min_context=0) -> DraftWindow:
-    return DraftWindow(
-        method="dspark",
-        size=size,
-        sink_size=0,
-        min_context=min_context,
-        queries_per_request=8,
-        max_lookahead=0,
-        reclaim=True,
-    )
 
 
 def config(**parts) -> SimpleNamespace:
@@ -244,84 +220,6 @@ class TestPublishing:
         assert list(self.specs().values()) == [*target, *draft]
 
 
-W, K = 64, 3
-
-
-class Cache:
-    """vLLM's own manager over two target groups and the draft's, driven as its scheduler drives it."""
-
-    def __init__(self, num_blocks=2000, *, size=W, enable_caching=False):
-        spec = reclaim.windowed_spec(full(), window(size=size))
-        groups = grouping.create_kv_cache_group_specs({"a": full(), "b": full(), "d": spec}, [["a"], ["b"], ["d"]])
-        init_none_hash(sha256)
-        self.hasher = get_request_block_hasher(BLOCK, sha256)
-        self.manager = KVCacheManager(
-            KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups),
-            max_model_len=16384,
-            scheduler_block_size=BLOCK,
-            hash_block_size=BLOCK,
-            max_in_flight_tokens=1024,
-            enable_caching=enable_caching,
-            use_eagle=True,
-        )
-
-    def request(self, name, prompt) -> Request:
-        parameters = SamplingParams(max_tokens=10000)
-        parameters.update_from_generation_config({}, eos_token_id=10**6)
-        return Request(name, prompt, parameters, None, block_hasher=self.hasher)
-
-    def draft_blocks(self, request) -> list:
-        return self.manager.coordinator.single_type_managers[2].req_to_blocks[request.request_id]
-
-    def held(self, request) -> int:
-        return sum(not block.is_null for block in self.draft_blocks(request))
-
-    def readable(self, request, seq_len, queries) -> bool:
-        """Whether every token that this forward of the draft reads is in a block that the request still owns."""
-        case = oracle.Case(window=W, block_sizes=(BLOCK,), full_columns=(1024,), max_model_len=16384, queries=queries)
-        columns = set((oracle.visible_tokens(case, seq_len) // BLOCK).tolist())
-        blocks = self.draft_blocks(request)
-        return all(not blocks[column].is_null and blocks[column].ref_cnt > 0 for column in columns)
-
-
-def decode(cache, request, rng, steps, *, steps_ahead):
-    """Prefill in chunks, then verify K proposals a step with random acceptance, ``steps_ahead`` of them in flight.
-
-    Yields after every scheduling, which is when blocks are freed; by then every step in flight may still read.
-    """
-    in_flight = []
-    left = steps
-    while left or in_flight:
-        prefilling = request.num_computed_tokens < request.num_prompt_tokens
-        if left and len(in_flight) <= steps_ahead:
-            missing = request.num_prompt_tokens - request.num_computed_tokens
-            scheduled = min(missing, 100) if prefilling else 1 + K
-            if not prefilling:
-                left -= 1
-            assert cache.manager.allocate_slots(request, scheduled, num_lookahead_tokens=K + 1) is not None
-            in_flight.append((scheduled, prefilling))
-            request.num_in_flight_tokens += scheduled
-            request.num_computed_tokens += scheduled
-            # What the device has committed when the oldest step in flight starts is the least that any may see.
-            settled = request.num_computed_tokens - request.num_in_flight_tokens
-            for first, _ in in_flight[:1]:
-                for accepted in range(1 if not in_flight[0][1] else first, first + 1):
-                    assert cache.readable(request, settled + accepted + K + 1, K + 1), (settled, accepted)
-            yield
-            if len(in_flight) <= steps_ahead and not prefilling:
-                continue
-        scheduled, was_prefill = in_flight.pop(0)
-        request.num_in_flight_tokens -= scheduled
-        if was_prefill:
-            if request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens == 0:
-                request.append_output_token_ids(rng.randrange(250))
-            continue
-        rejected = rng.randint(0, K)
-        request.num_computed_tokens -= rejected
-        for _ in range(scheduled - rejected):
-            request.append_output_token_ids(rng.randrange(250))
-
-
 @pytest.mark.parametrize("steps_ahead", [0, 1], ids=["sync", "async"])
 def test_blocks_stay_few_over_four_thousand_tokens_and_are_there_when_read(steps_ahead):
     cache, rng = Cache(), random.Random(0)
@@ -334,7 +232,7 @@ def test_blocks_stay_few_over_four_thousand_tokens_and_are_there_when_read(steps
     bound = W // BLOCK + 1 + 2 + -(-(steps_ahead + 1) * (2 * K + 2) // BLOCK)
     assert max(held[20:]) <= bound < len(cache.draft_blocks(request)) / 20
     cache.manager.free(request)
-    assert cache.manager.block_pool.get_num_free_blocks() == 1999
+    assert cache.free_blocks == 1999
 
 
 @pytest.mark.parametrize("missing", [1, 2])
@@ -354,21 +252,18 @@ def test_nothing_leaks_over_two_hundred_requests():
     """Arriving, finishing, aborted at any time, with prefix-cache hits in between."""
     cache, rng = Cache(num_blocks=600, enable_caching=True), random.Random(1)
     shared = [rng.randrange(250) for _ in range(400)]
-    free = cache.manager.block_pool.get_num_free_blocks()
+    free = cache.free_blocks
     hits = 0
     for i in range(200):
         prompt = shared[: rng.choice([0, 200, 400])] + [rng.randrange(250) for _ in range(rng.randint(1, 300))]
         request = cache.request(f"r{i}", prompt)
-        computed, tokens = cache.manager.get_computed_blocks(request)[:2]
-        if tokens:
+        if tokens := cache.start(request):
             hits += 1
-            assert cache.manager.allocate_slots(request, 1, tokens, computed, num_lookahead_tokens=K + 1) is not None
-            request.num_computed_tokens = tokens
             # The first proposal after the hit reads what an earlier request wrote.
             assert cache.readable(request, tokens, 1)
         steps = decode(cache, request, rng, 60, steps_ahead=rng.randint(0, 1))
         for _ in range(rng.randint(1, 70)):
             next(steps, None)
         cache.manager.free(request)
-        assert cache.manager.block_pool.get_num_free_blocks() == free
+        assert cache.free_blocks == free
     assert hits > 50
