@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from vllm_ascend.draft_window.layout import CacheLayout, kept_tokens
 from vllm_ascend.draft_window.options import DraftWindowOptions
 
 REPOSITORY = Path(__file__).parents[2]
@@ -151,3 +152,15 @@ def test_pictures_can_be_drawn_again(name, picture, tmp_path):
     module.draw(tmp_path / "again.png")
     # Width and height in the PNG's header: the committed picture is of this script.
     assert (tmp_path / "again.png").read_bytes()[16:24] == module.PICTURE.read_bytes()[16:24]
+
+
+def test_savings_are_those_of_the_layout():
+    header, *rows = tables(read("reclaim"))[0]
+    contexts = [int(context.split()[0].replace(",", "")) for context in header[1:5]]
+    for layers, *cells in rows:
+        target, draft = map(int, layers.split(" + "))
+        layout = CacheLayout(target_layers=target, draft_layers=draft, block_size=16, kept=kept_tokens(2048, 0, 16))
+        assert cells[:4] == [f"{100 * layout.saved(context):.1f}" for context in contexts], layers
+        assert cells[4] == str(layout.groups)
+        assert cells[5].startswith(f"{layout.costs_below(131072):,} tokens")
+        assert ("refused" in cells[5]) == bool(layout.too_little_saved(131072))

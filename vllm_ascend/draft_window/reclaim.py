@@ -13,6 +13,8 @@ draft without its window would read blocks that belong to other requests.
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import partial, wraps
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import chain
 from typing import Any
 
@@ -139,10 +141,8 @@ def group_draft_layers() -> None:
 
     The engine core and, for its estimates, the worker call the hooked function.
     """
-    try:
-        from vllm.v1.core import kv_cache_planning as module  # vLLM 0.33
-    except ImportError:
-        from vllm.v1.core import kv_cache_utils as module  # type: ignore[no-redef]
+    planning = "vllm.v1.core.kv_cache_planning"  # vLLM 0.33
+    module: Any = import_module(planning if find_spec(planning) else "vllm.v1.core.kv_cache_utils")
     if not hasattr(module.get_kv_cache_groups, "__wrapped__"):
         module.get_kv_cache_groups = _grouping(module.get_kv_cache_groups, module.create_kv_cache_group_specs)
 
