@@ -30,7 +30,10 @@ def make_block_tables(block_sizes: tuple[int, ...], columns: tuple[int, ...], ma
 
 
 class Batch:
-    """Buffers of one draft with a batch in them, and the windowed twins bound to these buffers."""
+    """Buffers of one draft with a batch in them, and the windowed tensors bound to these buffers.
+
+    Stands for the speculator too: a build reads its ``input_buffers`` and ``block_tables``.
+    """
 
     def __init__(self, case: Case, seq_lens: np.ndarray, *, fused: bool, max_num_reqs: int = 0, seed: int = 0) -> None:
         rows = max(max_num_reqs, len(seq_lens))
@@ -45,7 +48,6 @@ class Batch:
             self.input_buffers,
             self.block_tables,
             range(len(case.block_sizes)),
-            query_start_loc=self.input_buffers.query_start_loc,
             fused=fused,
         )
 

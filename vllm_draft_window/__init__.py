@@ -10,17 +10,10 @@ from multiprocessing import parent_process
 
 _PACKAGE = "vllm_ascend.draft_window"
 _PLUGIN = f"{_PACKAGE}.plugin"
-OLDEST_VLLM = (0, 26)
 
 
 def register() -> None:
     """Install the draft window, or say in one line why it cannot be. vLLM calls this in every process."""
-    import vllm
-
-    # (0, 1): a source build whose version nobody tagged.
-    if (0, 1) < _release(vllm.__version__) < OLDEST_VLLM:
-        oldest = ".".join(map(str, OLDEST_VLLM))
-        return _report_off(f"vLLM {vllm.__version__} is not supported, {oldest} or later is needed; upgrade vLLM")
     try:
         plugin = import_module(_PLUGIN)
     except ModuleNotFoundError as error:
@@ -33,7 +26,8 @@ def register() -> None:
             f"{_folder()} has no {missing}, since vllm_ascend is loaded from another folder than this plugin's; write "
             f"the window onto that checkout with `draft-window upstream-pr --checkout CHECKOUT --branch NAME`"
         )
-    plugin.register()
+    if reason := plugin.register():
+        _report_off(reason)
 
 
 def _report_off(reason: str) -> None:
@@ -41,15 +35,6 @@ def _report_off(reason: str) -> None:
 
     if parent_process() is None:  # the processes that it starts would say the same
         logger.warning("Draft window off: %s.", reason)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        return Version(version).release[:2]
-    except InvalidVersion:
-        return OLDEST_VLLM
 
 
 def _folder() -> str:

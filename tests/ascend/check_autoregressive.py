@@ -8,8 +8,7 @@ from tests.ascend.engine import ascend_engine, capture_autoregressive_graphs, co
 from tests.ascend.reference import AutoregressiveReference
 from tests.e2e import mtp_target
 from tests.parity import eagle3_draft
-from vllm_ascend.draft_window import ascend
-from vllm_ascend.draft_window import speculator as draft_window
+from vllm_ascend.draft_window.seams import speculator as seam
 from vllm_ascend.worker.v2.spec_decode.autoregressive.speculator import AscendAutoRegressiveSpeculator
 
 WINDOW = 64
@@ -44,8 +43,8 @@ def run_in_graphs(engine, prompts=PROMPTS, **options):
     graphs = capture_autoregressive_graphs(speculator, (queries, 4 * queries))
     tokens, reference = run(engine, prompts, **options)
     assert all(any(graph.replays for graph in of_phase) for of_phase in graphs)
-    (twin,) = speculator.windowed_inputs.block_tables
-    assert reference.replayed_tables == {twin.data_ptr()}
+    (table,) = speculator.window.inputs.block_tables
+    assert reference.replayed_tables == {table.data_ptr()}
     return tokens
 
 
@@ -60,9 +59,9 @@ def test_drafts_equal_the_masked_reference_and_tokens_do_not_change(tokens_witho
         assert type(engine.speculator).__name__ == "WindowedAscendEagleSpeculator"
         in_chunks(engine)
         assert run(engine)[0] == tokens_without_draft
-        builds = engine.speculator._counters.builds
+        builds = engine.speculator.window._counters.builds
         assert run_in_graphs(engine) == tokens_without_draft
-        assert engine.speculator._counters.builds < 3 * builds, "a graph's later steps are one build"
+        assert engine.speculator.window._counters.builds < 3 * builds, "a graph's later steps are one build"
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7])
@@ -87,19 +86,19 @@ def test_mtp_head(tmp_path):
 
 
 def _targets_metadata(speculator, monkeypatch):
-    monkeypatch.setattr(speculator, "_window_removes_something", lambda: bool(speculator.current_draft_step))
+    monkeypatch.setattr(speculator.window, "may_crop", lambda _: bool(speculator.current_draft_step))
 
 
 def _longest_for_every_request(speculator, monkeypatch):
-    monkeypatch.setattr(speculator, "_planned_on_host", False)
+    monkeypatch.setattr(speculator.window, "plans_on_host", False)
 
 
 def _targets_lengths(speculator, monkeypatch):
-    def counted_on(seq_lens, step, num_rows):
+    def counted_on(window, seq_lens, step, num_rows):
         lengths = AscendAutoRegressiveSpeculator._get_seq_lens_cpu(speculator)[: len(seq_lens)]
         return torch.nn.functional.pad(lengths + step, (0, num_rows - len(seq_lens)))
 
-    monkeypatch.setattr(speculator, "_windowed_lengths", counted_on)
+    monkeypatch.setattr(speculator, "windowed_lengths", counted_on)
 
 
 @pytest.mark.parametrize(
@@ -122,8 +121,8 @@ def test_other_attention_is_off_with_one_line(tmp_path, monkeypatch):
         self.attn_architecture = "MLA"
 
     monkeypatch.setattr(AscendAutoRegressiveSpeculator, "set_attn", mla)
-    monkeypatch.setattr(ascend, "report_off", lambda off, _: said.append(off.reason))
-    monkeypatch.setattr(draft_window, "report_in_force", lambda *_: said.append("in force"))
+    monkeypatch.setattr(seam, "report_off", lambda off, _: said.append(off.reason))
+    monkeypatch.setattr(seam, "report_in_force", lambda *_: said.append("in force"))
     with ascend_engine(draft(tmp_path), draft_window_size=WINDOW) as engine:
-        assert engine.speculator.windowed_inputs is None
+        assert engine.speculator.window is None
     assert said == ["AscendEagleSpeculator with MLA attention is not windowed on Model Runner V2 by this version"]

@@ -22,7 +22,7 @@ def speculator(tmp_path_factory):
 @pytest.mark.parametrize(("size", "fused"), [(8, True), (20, False)])
 def test_case_06_padded_graphs(speculator, size, fused, monkeypatch):
     if not fused:  # the launch's plain-torch twin: faster than Triton's interpreter
-        monkeypatch.setattr(speculator.windowed_inputs, "_launches", {})
+        monkeypatch.setattr(speculator.window.inputs, "_launch", None)
     check_padded_graph(speculator, WINDOW, size)
 
 
@@ -33,6 +33,6 @@ def test_graph_eager_and_off_agree_where_the_window_hides_nothing(speculator, mo
         with monkeypatch.context() as changed:
             changed.setattr(speculator.query_cudagraph_manager, "_graphs_captured", in_graph)
             if not window:
-                changed.setattr(speculator, "windowed_inputs", None)
+                changed.setattr(speculator, "window", None)
             drafts.append(ScriptedSteps(speculator).run([30, 100, WINDOW]))
     assert torch.equal(drafts[0], drafts[1]) and torch.equal(drafts[1], drafts[2])

@@ -23,7 +23,7 @@ def speculator(tmp_path_factory):
         for i, name in enumerate(sorted(speculator.draft_attn_layer_names)):
             impl = layers[name].impl
             impl.sinks = torch.randn(impl.num_heads, generator=torch.Generator().manual_seed(i))
-        speculator.windowed_inputs._launches = {}  # the launch's plain-torch twin: faster than Triton's interpreter
+        speculator.window.inputs._launch = None  # plain torch: faster than Triton's interpreter
         yield speculator
 
 
@@ -53,7 +53,7 @@ def test_case_06_padded_graphs(speculator, size):
 def test_a_capture_on_the_full_tables_is_noticed(speculator, monkeypatch):
     """Negative control, and the last test here: a graph that reads other tensors than the steps write."""
     with monkeypatch.context() as off:
-        off.setattr(speculator, "windowed_inputs", None)
+        off.setattr(speculator, "window", None)
         capture_graphs(speculator, (8,))
     with compared(speculator, WINDOW), pytest.raises(AssertionError):
         ScriptedSteps(speculator).run([300, 1000, 100])

@@ -18,9 +18,9 @@ from vllm_ascend.attention import mla_v1, sfa_v1
 from vllm_ascend.attention.attention_v1 import AscendAttentionBackend
 from vllm_ascend.attention.dsa_v1 import AscendDSABackend, AscendDSAC4Backend, AscendDSAC128Backend, AscendDSASWABackend
 from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec, AscendSFAIndexerCacheSpec
-from vllm_ascend.draft_window import ascend
 from vllm_ascend.draft_window.config import WindowOff
 from vllm_ascend.draft_window.groups import inspect_draft_layers
+from vllm_ascend.draft_window.seams import ascend
 
 WINDOW = 512
 MAX_MODEL_LEN = 2048
@@ -33,15 +33,8 @@ CPU = torch.device("cpu")
 def speculator(tmp_path_factory):
     layout = speculation("dspark-anchor", tmp_path_factory.mktemp("draft"))
     with ascend_engine(layout, max_model_len=MAX_MODEL_LEN, draft_window_size=WINDOW) as engine:
-        speculator = engine.speculator
-        speculator.__class__ = with_host_lengths(type(speculator))
-        yield speculator
-
-
-def with_host_lengths(windowed_class):
-    if issubclass(windowed_class, ascend.HostLengths):
-        return windowed_class
-    return type(windowed_class.__name__, (ascend.HostLengths, *windowed_class.__bases__), {})
+        assert isinstance(engine.speculator.window, ascend.HostCopyingWindow)
+        yield engine.speculator
 
 
 @pytest.fixture
@@ -61,7 +54,7 @@ def planned_by(speculator, monkeypatch):
         group = AttentionGroup(backend, names, SPEC, 0)
         group.metadata_builders = [builder_class(SPEC, names, config, CPU)]
         monkeypatch.setattr(speculator, "attn_groups", [[group]])
-        monkeypatch.setattr(speculator, "_planned_on_host", ascend.plans_on_host([[group]], parallel=True))
+        monkeypatch.setattr(speculator.window, "plans_on_host", ascend.plans_on_host([[group]], parallel=True))
 
     return swap
 
@@ -97,15 +90,15 @@ def test_case_13_mla_reads_what_the_request_has(speculator, planned_by, padded):
     planned_by(mla_v1, mla_v1.AscendMLABackend, mla_v1.AscendMLAMetadataBuilder)
     decode = build(speculator, LENGTHS, padded).decode
     assert decode.seq_lens_list == windowed(speculator, LENGTHS) + [0] * (padded - 3)
-    twin = speculator.windowed_inputs.block_tables[0]
+    twin = speculator.window.inputs.block_tables[0]
     assert decode.block_table.data_ptr() == twin.data_ptr() and decode.block_table.shape == (padded, twin.shape[1])
     assert not reads_the_null_block(decode)
 
 
 def test_without_host_lengths_mla_would_read_the_longest_for_every_request(speculator, planned_by, monkeypatch):
-    """What makes the mixin necessary: the null block behind the second and third request's own columns."""
+    """What makes the copy necessary: the null block behind the second and third request's own columns."""
     planned_by(mla_v1, mla_v1.AscendMLABackend, mla_v1.AscendMLAMetadataBuilder)
-    monkeypatch.setattr(speculator, "_planned_on_host", False)
+    monkeypatch.setattr(speculator.window, "plans_on_host", False)
     decode = build(speculator, LENGTHS, 3).decode
     assert len(set(decode.seq_lens_list)) == 1
     assert reads_the_null_block(decode)
@@ -142,12 +135,12 @@ def test_originals_come_back_when_a_build_fails(speculator, monkeypatch):
     from vllm.v1.worker.gpu.spec_decode import speculator as upstream
 
     before = upstream.build_attn_metadata
-    monkeypatch.setattr(speculator, "_planned_on_host", True)
+    monkeypatch.setattr(speculator.window, "plans_on_host", True)
     monkeypatch.setattr(speculator, "attn_groups", [[SimpleNamespace(get_metadata_builder=lambda _: 1 / 0)]])
     with pytest.raises(ZeroDivisionError):
         build(speculator, LENGTHS, 3)
     assert upstream.build_attn_metadata is before
-    assert speculator.input_buffers.seq_lens is not speculator.windowed_inputs.seq_lens
+    assert speculator.input_buffers.seq_lens is not speculator.window.inputs.seq_lens
 
 
 @pytest.mark.parametrize("backend", [AscendDSABackend, AscendDSAC4Backend, AscendDSAC128Backend, AscendDSASWABackend])

@@ -29,7 +29,7 @@ def test_drafts_equal_the_masked_reference_and_tokens_do_not_change(engine, monk
         tokens_on = engine.run(PROMPTS, max_tokens=MAX_TOKENS).tokens
     assert on.calls > 0 and on.windowed_rows > 0
     with monkeypatch.context() as off_in_here, compared(speculator, None) as off:
-        off_in_here.setattr(speculator, "windowed_inputs", None)
+        off_in_here.setattr(speculator, "window", None)
         tokens_off = engine.run(PROMPTS, max_tokens=MAX_TOKENS).tokens
     assert off.calls > 0 and off.windowed_rows == 0
     capture_graphs(speculator, (4,))

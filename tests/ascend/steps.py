@@ -109,7 +109,7 @@ def check_padded_graph(speculator: Any, window: int, size: int, *, num_steps: in
     """What the operator is handed by a graph of ``size`` requests, replayed for batches that shrink and grow."""
     capture_graphs(speculator, (size,))
     steps, rng = ScriptedSteps(speculator), np.random.default_rng(0)
-    (columns,), queries = speculator.windowed_inputs.geometry.columns, speculator.num_query_per_req
+    (columns,), queries = speculator.window.geometry.columns, speculator.num_query_per_req
     batches = [num_reqs for num_reqs in _BATCHES if num_reqs <= size]
     with compared(speculator, window) as reference:
         for step in range(num_steps):

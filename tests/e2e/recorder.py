@@ -48,9 +48,9 @@ class Recorder:
 
     @property
     def windowed_addresses(self) -> set[tuple[int, int]]:
-        """Distinct addresses of lengths and table over the calls that read the twins."""
-        twin = self.speculator.windowed_inputs.seq_lens.data_ptr()
-        return {pair for pair in self.addresses if pair[0] == twin}
+        """Distinct addresses of lengths and table over the calls that read the windowed tensors."""
+        windowed = self.speculator.window.inputs.seq_lens.data_ptr()
+        return {pair for pair in self.addresses if pair[0] == windowed}
 
     def __enter__(self) -> "Recorder":
         return self

@@ -97,7 +97,7 @@ def test_window_that_covers_every_context_changes_nothing(refreshed, tmp_path):
             max_model_len=1024,
         ) as engine:
             if refreshed and options:
-                engine.speculator._window_removes_something = lambda: True
+                engine.speculator.window.may_crop = lambda max_seq_len: True
             recorder = record(engine, options, compare=False)
             return recorder, engine.run(mixed_prompts()[:3], max_tokens=4).tokens
 
@@ -211,7 +211,7 @@ class TestNegativeControls:
                 return propose(batch, attn_metadata, *args, **kwargs)
 
             speculator.propose = remembering
-            speculator._build_first_step = lambda *_: batch_metadata["of the target"]
+            speculator.build_first_step = lambda *_: batch_metadata["of the target"]
 
         with pytest.raises(AssertionError, match="away from the masked reference"):
             self.run_with_fault(break_it, tmp_path)
@@ -220,8 +220,7 @@ class TestNegativeControls:
         """The start then moves on within a proposal."""
 
         def break_it(speculator):
-            shape = speculator._forward_shape
-            speculator._forward_shape = lambda step, starts: (shape(step, starts)[0], 0)
+            speculator.window.lookahead = lambda step: 0
 
         with pytest.raises(AssertionError, match="away from the masked reference"):
             self.run_with_fault(break_it, tmp_path)

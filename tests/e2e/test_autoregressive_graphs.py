@@ -35,11 +35,11 @@ def capture_without_graphs(speculator, num_reqs: int) -> list[SimpleNamespace]:
     def run_once(self, create_forward_fn, *_, **__):
         (desc,) = self._capture_descs[CUDAGraphMode.FULL]
         forward = create_forward_fn(desc, False)
-        twin = seen[-1].common.seq_lens
-        before = [lengths[:num_reqs].clone() for lengths in (originals, twin)]
+        windowed = seen[-1].common.seq_lens
+        before = [lengths[:num_reqs].clone() for lengths in (originals, windowed)]
         forward(CUDAGraphMode.NONE)
-        seen[-1].advanced, seen[-1].twin_advanced = (
-            (lengths[:num_reqs] - old).tolist() for lengths, old in zip((originals, twin), before, strict=True)
+        seen[-1].advanced, seen[-1].windowed_advanced = (
+            (lengths[:num_reqs] - old).tolist() for lengths, old in zip((originals, windowed), before, strict=True)
         )
 
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
@@ -52,32 +52,32 @@ def capture_without_graphs(speculator, num_reqs: int) -> list[SimpleNamespace]:
     return seen
 
 
-def test_capture_bakes_in_the_twins_and_advances_the_originals(tmp_path):
+def test_capture_bakes_in_the_windowed_tensors_and_advances_the_originals(tmp_path):
     with Engine(
         speculative_config=eagle3_draft.speculation(tmp_path, num_tokens=3),
         additional_config=WINDOW,
         max_model_len=1024,
     ) as engine:
-        speculator = engine.speculator
-        twins, buffers, tables = speculator.windowed_inputs, speculator.input_buffers, speculator.block_tables
-        originals = buffers.seq_lens, tables.input_block_tables, speculator.target_attn_groups
+        speculator, names = engine.speculator, ("prefill_cudagraph_manager", "decode_cudagraph_manager")
+        window, managers = speculator.window, [getattr(speculator, name) for name in names]
         first_step, later_step = capture_without_graphs(speculator, num_reqs=4)
-        assert (buffers.seq_lens, tables.input_block_tables, speculator.target_attn_groups) == originals
+        assert [getattr(speculator, name) for name in names] == managers
     for graph in (first_step, later_step):
-        assert graph.common.seq_lens.data_ptr() == twins.seq_lens.data_ptr()
-        assert graph.common.block_table_tensor.data_ptr() == twins.block_tables[0].data_ptr()
-        assert graph.common.query_start_loc.data_ptr() == buffers.query_start_loc.data_ptr()
-    # A later step of the graph reads the twins, and lengthens the lengths that the next build starts from.
+        assert graph.common.seq_lens.data_ptr() == window.inputs.seq_lens.data_ptr()
+        assert graph.common.block_table_tensor.data_ptr() == window.inputs.block_tables[0].data_ptr()
+        assert graph.common.query_start_loc.data_ptr() == speculator.input_buffers.query_start_loc.data_ptr()
+    # A later step of the graph reads windowed lengths, and advances those that the next build starts from.
     assert (first_step.advanced, later_step.advanced) == ([0] * 4, [1] * 4)
-    assert not any(first_step.twin_advanced + later_step.twin_advanced)
-    assert speculator._graphs_read_twins
+    assert not any(first_step.windowed_advanced + later_step.windowed_advanced)
+    assert window.captured and not window.capturing
 
 
-def test_first_step_is_built_before_its_graph_is_replayed(tmp_path):
-    """Nothing is replayed on a CPU: the replay is taken over and runs the forward that a graph would hold."""
-    from vllm.config.compilation import CUDAGraphMode
+def test_first_step_is_built_before_its_graph_is_replayed(tmp_path, monkeypatch):
+    """Nothing is replayed on a CPU: upstream's proposal is taken over by one that replays at once."""
+    from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 
     events = []
+    desc, batch = SimpleNamespace(num_reqs=4, num_tokens=16), SimpleNamespace(num_reqs=2)
     with Engine(
         speculative_config=eagle3_draft.speculation(tmp_path, num_tokens=3),
         additional_config=WINDOW,
@@ -85,20 +85,19 @@ def test_first_step_is_built_before_its_graph_is_replayed(tmp_path):
     ) as engine:
         speculator = engine.speculator
         manager = speculator.prefill_cudagraph_manager
-        replay = next(
-            cell.cell_contents
-            for name, cell in zip(
-                manager.run_fullgraph.__code__.co_freevars, manager.run_fullgraph.__closure__, strict=True
-            )
-            if name == "replay"
+        manager.run_fullgraph = lambda desc: events.append(("replay", desc))
+        speculator.build_first_step = lambda *args: events.append(("build", *args))
+        monkeypatch.setattr(
+            EagleSpeculator,
+            "propose",
+            lambda self, _: self.prefill_cudagraph_manager.run_fullgraph(desc),
+            raising=False,
         )
-        assert replay.__func__.__qualname__.endswith("run_fullgraph"), "upstream's own comes after the build"
-        speculator._target_batch = SimpleNamespace(num_reqs=2)
-        speculator._build_first_step = lambda *args: events.append(args)
-        desc = SimpleNamespace(num_reqs=4, num_tokens=16, cg_mode=CUDAGraphMode.FULL)
-        with pytest.raises(Exception):  # noqa: B017 (there is no graph to replay here)
-            manager.run_fullgraph(desc)
-    assert events == [(2, 4, 16, desc)]
+        speculator.propose(batch)
+        assert speculator.prefill_cudagraph_manager is manager
+        speculator.window = None
+        speculator.propose(batch)
+    assert events == [("build", batch, 16, desc), ("replay", desc), ("replay", desc)]
 
 
 @pytest.mark.skipif(VLLM_VERSION < (0, 32), reason="the fused loop as tested here came with vLLM 0.32")

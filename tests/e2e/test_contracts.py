@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tests.e2e.conftest import VLLM_VERSION
 from tests.e2e.recorder import Recorder
@@ -36,11 +36,9 @@ def test_window_that_covers_every_context_changes_nothing(refreshed, shared_engi
     """Slot mappings, lengths and every column that is read are bit-identical to *off*."""
 
     def always_refresh(speculator):
-        """As if a FULL graph read the twins: every build uses them, also where nothing is cropped."""
-        window_step = speculator._window_step
-        monkeypatch.setattr(
-            speculator, "_window_step", lambda *args, **kwargs: window_step(*args, **(kwargs | {"always": refreshed}))
-        )
+        """As if a FULL graph read the windowed tensors: every build uses them, also where nothing is cropped."""
+        build = speculator.window.build
+        monkeypatch.setattr(speculator.window, "build", lambda *args: build(*args[:-1], refreshed))
 
     off, tokens_off = recorded_run(shared_engine, {}, window=None)
     on, tokens_on = recorded_run(shared_engine, {"draft_window_size": 992}, window=992, prepare=always_refresh)
@@ -144,25 +142,22 @@ def test_one_launch_per_build_that_crops_none_otherwise_and_no_synchronization(m
     monkeypatch.setattr(kernels._Launch, "__call__", counting)
     steps = []
     with Engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, max_model_len=1024) as engine:
-        speculator = engine.speculator
-        window_step = speculator._window_step
+        speculator, window = engine.speculator, engine.speculator.window
+        build = window.build
 
-        def counted_step(*args, **kwargs):
-            operations = SynchronizingOps()
+        def counted_build(upstream, *args, **kwargs):
+            def unwatched(upper_bound):
+                with _disable_current_modes():
+                    return upstream(upper_bound)
+
+            before, operations = launches, SynchronizingOps()
             with operations:
-                window, upper_bound = window_step(*args, **kwargs)
+                metadata = build(unwatched, *args, **kwargs)
+            longest = int(speculator.input_buffers.seq_lens.max())
+            steps.append((longest, launches - before, operations.seen))
+            return metadata
 
-            def counted_window():
-                before = launches
-                with operations:
-                    context = window()
-                longest = int(speculator.input_buffers.seq_lens.max())
-                steps.append((longest, launches - before, list(operations.seen)))
-                return context
-
-            return counted_window, upper_bound
-
-        speculator._window_step = counted_step
+        window.build = counted_build
         with SynchronizingOps() as control:
             speculator.input_buffers.seq_lens.max().item()
         assert control.seen, "the detector does not see a device-to-host copy"
@@ -179,7 +174,7 @@ def test_builds_that_wait_for_their_forward(without_speculation):
     prompts = mixed_prompts()
     with Engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, max_model_len=1024) as engine:
         speculator = engine.speculator
-        speculator._forward_builds = True
+        speculator.window.defers_builds = True
         recorder = Recorder(speculator, window=64)
         tokens = engine.run(prompts, max_tokens=MAX_TOKENS).tokens
     assert tokens == without_speculation(prompts, max_tokens=MAX_TOKENS, max_model_len=1024)
@@ -192,24 +187,23 @@ def test_exception_in_the_build_leaves_everything_as_it_was_and_the_next_step_is
     with Engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, max_model_len=1024) as engine:
         speculator = engine.speculator
         recorder = Recorder(speculator, window=64)
-        buffers, tables = speculator.input_buffers, speculator.block_tables
         (group,) = (group for groups in speculator.attn_groups for group in groups)
         builder = group.get_metadata_builder(0)
         build, propose, failures = builder.build, speculator.propose, []
 
         def build_that_fails_once(*args, **kwargs):
             if len(recorder.addresses) > 6 and not failures:
-                failures.append(buffers.seq_lens)
+                failures.append(speculator.input_buffers.seq_lens)
                 raise RuntimeError("the build failed")
             return build(*args, **kwargs)
 
         def propose_that_survives(input_batch, *args, **kwargs):
-            before = buffers.seq_lens, tables.input_block_tables, speculator.draft_max_seq_len
+            before = speculator.input_buffers, speculator.block_tables
             try:
                 return propose(input_batch, *args, **kwargs)
             except RuntimeError:
-                assert failures[0] is speculator.windowed_inputs.seq_lens, "the failing build was a windowed one"
-                assert buffers.seq_lens is before[0] and tables.input_block_tables is before[1]
+                assert failures[0] is speculator.window.inputs.seq_lens, "the failing build was a windowed one"
+                assert (speculator.input_buffers, speculator.block_tables) == before
                 assert speculator.draft_max_seq_len > 64 + 31
                 return speculator.draft_tokens[: input_batch.num_reqs]
 
@@ -220,7 +214,7 @@ def test_exception_in_the_build_leaves_everything_as_it_was_and_the_next_step_is
     assert recorder.windowed_rows > 100
 
 
-def test_capture_bakes_in_the_twins_and_plans_for_the_window(monkeypatch):
+def test_capture_bakes_in_the_windowed_tensors_and_plans_for_the_window(monkeypatch):
     """Graphs cannot be captured on a CPU; what capture would give the attention builder can be looked at."""
     from vllm.config.compilation import CUDAGraphMode
     from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
@@ -238,15 +232,15 @@ def test_capture_bakes_in_the_twins_and_plans_for_the_window(monkeypatch):
         monkeypatch.setattr(
             CudaGraphManager, "capture", lambda self, create_forward_fn, *_, **__: create_forward_fn(desc, False)
         )
-        originals = speculator.input_buffers.seq_lens, speculator.block_tables.input_block_tables
+        originals = speculator.input_buffers, speculator.block_tables, speculator.query_cudagraph_manager
         speculator.capture()
-        twins = speculator.windowed_inputs
-        assert (speculator.input_buffers.seq_lens, speculator.block_tables.input_block_tables) == originals
-        assert speculator._graphs_read_twins
+        window = speculator.window
+        assert (speculator.input_buffers, speculator.block_tables, speculator.query_cudagraph_manager) == originals
+        assert window.captured and not window.capturing
     (common,) = seen
-    assert common.seq_lens.data_ptr() == twins.seq_lens.data_ptr()
-    assert common.block_table_tensor.data_ptr() == twins.block_tables[0].data_ptr()
-    assert common.max_seq_len == twins.geometry.max_length == 64 + 31
+    assert common.seq_lens.data_ptr() == window.inputs.seq_lens.data_ptr()
+    assert common.block_table_tensor.data_ptr() == window.inputs.block_tables[0].data_ptr()
+    assert common.max_seq_len == window.geometry.max_length == 64 + 31
     assert speculator.max_model_len == 1024
 
 
@@ -295,7 +289,7 @@ def test_option_that_cannot_act_says_so_once(engine_args, additional_config, lev
             | {"additional_config": additional_config}
         )
     ) as engine:
-        assert getattr(engine.speculator, "windowed_inputs", None) is None
+        assert getattr(engine.speculator, "window", None) is None
     ((said_at, line),) = window_lines
     assert said_at == level and line.startswith(f"Draft window off: {reason}")
 

@@ -101,7 +101,7 @@ def v1(sample: Sample, full_table: torch.Tensor, window: SlidingWindowAdapter | 
 
 
 def v2(sample: Sample, full_table: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths and table of Model Runner V2's twins."""
+    """Lengths and table of Model Runner V2's windowed tensors."""
     inputs = Batch(sample.case, sample.seq_lens.astype(np.int32), fused=False)
     inputs.block_tables.input_block_tables[0][:ROWS] = full_table
     inputs.refresh(num_reqs=ROWS, num_rows=ROWS)

@@ -96,9 +96,11 @@ def test_a_vllm_ascend_with_the_window_merged_needs_no_hooks(wheel, tmp_path):
 def test_an_unsupported_vllm_gets_one_line(monkeypatch, window_lines):
     vllm = pytest.importorskip("vllm")
     import vllm_draft_window
+    from vllm_ascend.draft_window import plugin
 
     monkeypatch.setattr(vllm, "__version__", "0.25.1")
-    monkeypatch.setattr(vllm_draft_window, "import_module", lambda name: pytest.fail("nothing is to be hooked"))
+    monkeypatch.setattr(plugin, "_reporting", lambda _: pytest.fail("nothing is to be hooked"))
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu.spec_decode.speculator", None)
     vllm_draft_window.register()
     assert window_lines == [
         ("WARNING", "Draft window off: vLLM 0.25.1 is not supported, 0.26 or later is needed; upgrade vLLM.")

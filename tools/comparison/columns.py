@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is compared: sets of draft window options, and windows on a part of a proposal's forwards only."""
 
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -50,15 +49,15 @@ def limit_to(steps: Steps, speculator: Any) -> None:
     """Take the window away from the other forwards of an autoregressive speculator's proposals (eager mode)."""
     if steps is Steps.later:
         # Upstream's first forward reads the target's metadata.
-        from vllm_ascend.draft_window.autoregressive import TargetDependentDraftWindow
+        from vllm_ascend.draft_window.seams.autoregressive import TargetDependentSeam
 
-        speculator._prefill = super(TargetDependentDraftWindow, speculator)._prefill
+        speculator._prefill = super(TargetDependentSeam, speculator)._prefill
     elif steps is Steps.first:
-        windowed = speculator._window_step
+        windowed = speculator.window.build
 
-        def first_only(num_reqs: int, num_rows: int, upper_bound: Any, step: int, *args: Any, **kwargs: Any) -> Any:
-            if step > 0:
-                return nullcontext, upper_bound
-            return windowed(num_reqs, num_rows, upper_bound, step, *args, **kwargs)
+        def first_only(build: Any, reader: Any, upper_bound: Any, rows: int, padded: int, step: int, *rest: Any) -> Any:
+            if step:
+                return build(upper_bound)
+            return windowed(build, reader, upper_bound, rows, padded, step, *rest)
 
-        speculator._window_step = first_only
+        speculator.window.build = first_only

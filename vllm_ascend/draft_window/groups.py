@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from .config import WindowOff
 
 # Specs whose layers read nothing but "the newest tokens of one block table". Subclasses are not assumed to: chunked
@@ -35,12 +37,15 @@ class DraftGroups:
     native_window: int | None
 
 
-def inspect_draft_groups(attn_groups: Sequence[Sequence[Any]], block_tables: Any) -> DraftGroups | WindowOff:
+def inspect_draft_groups(
+    attn_groups: Sequence[Sequence[Any]], block_sizes: Sequence[int], tables: Sequence[torch.Tensor]
+) -> DraftGroups | WindowOff:
     """Describe the draft's KV cache groups.
 
     Args:
         attn_groups: the speculator's attention groups, one list per KV cache group, empty where no draft layer lives.
-        block_tables: the runner's ``BlockTables``.
+        block_sizes: tokens per block-table column, one entry per KV cache group.
+        tables: full block tables, one [max_num_reqs, columns] per KV cache group.
 
     Raises:
         ValueError: see :func:`inspect_draft_layers`.
@@ -51,12 +56,10 @@ def inspect_draft_groups(attn_groups: Sequence[Sequence[Any]], block_tables: Any
     native = inspect_draft_layers(group for i in group_ids for group in attn_groups[i])
     if isinstance(native, WindowOff):
         return native
-    # Up to vLLM 0.31 the tables hold kernel blocks; from 0.32 on each attention group splits blocks by itself.
-    block_sizes = getattr(block_tables, "kernel_block_sizes", None) or block_tables.block_sizes
     return DraftGroups(
         group_ids=group_ids,
         block_sizes=tuple(block_sizes[i] for i in group_ids),
-        full_columns=tuple(block_tables.input_block_tables[i].shape[1] for i in group_ids),
+        full_columns=tuple(tables[i].shape[1] for i in group_ids),
         native_window=native or None,
     )
 
@@ -91,24 +94,6 @@ def inspect_draft_layers(groups: Iterable[Any]) -> int | WindowOff:
     return widest
 
 
-def let_builds_only_refer(attn_groups: Iterable[Iterable[Any]]) -> bool:
-    """Make the draft's builders merely refer to lengths and tables, so that these may be filled after the build.
-
-    Only FlashAttention's builder is known to: all that it computes from lengths is version 3's ahead-of-time schedule,
-    which spreads long contexts over the device. A windowed draft has none; vLLM drops the schedule too for a draft with
-    a sliding window of its own.
-
-    Returns:
-        False, and nothing is changed, where some builder does more.
-    """
-    builders = [group.get_metadata_builder() for groups in attn_groups for group in groups]
-    if any(type(b).__name__ != "FlashAttentionMetadataBuilder" or not hasattr(b, "aot_schedule") for b in builders):
-        return False
-    for builder in builders:
-        builder.aot_schedule = False
-    return True
-
-
 def _specs(spec: Any) -> Iterator[Any]:
     """A group of layers of one type but different sizes carries one spec per layer."""
-    yield from (spec.kv_cache_specs.values() if hasattr(spec, "kv_cache_specs") else (spec,))
+    yield from getattr(spec, "kv_cache_specs", {"all": spec}).values()

@@ -1,103 +1,116 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM-Ascend project
-"""Persistent windowed lengths and block tables, swapped in around a metadata build.
+"""Persistent windowed lengths and block tables, and the stand-ins through which a metadata build reads them.
 
-The originals are never written: the target reads the same block tables, a FULL graph on Ascend builds twice per step,
-and slot mappings keep coming from the full table.
+The originals are never written, and neither are the objects that hold them: the target reads the same block tables, a
+FULL graph on Ascend builds twice per step, and slot mappings keep coming from the full table.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any, Protocol
 
 import torch
 
 from .geometry import WindowGeometry
 
+Bind = Callable[[Any, tuple[torch.Tensor, ...], tuple[Any, ...]], Callable[..., None] | None]
+"""Makes a shorter launch of a compiled kernel, its tensors and its constants; ``None`` where there is none."""
+
+
+class InputBuffers(Protocol):
+    """A draft's lengths [max_num_reqs] and query offsets [> max_num_reqs], int32."""
+
+    seq_lens: torch.Tensor
+    query_start_loc: torch.Tensor
+
+
+class BlockTables(Protocol):
+    """The runner's block tables as attention reads them: num_kv_cache_groups x [max_num_reqs, columns], int32."""
+
+    input_block_tables: Sequence[torch.Tensor]
+
 
 class swapped:  # lower case like contextlib.suppress
-    """Context manager: set each ``(owner, attribute, value)``, and set the old values back whatever the body raises.
+    """Context manager: give ``owner`` other attributes, and its own back whatever the body raises.
 
-    A class instead of a generator, because it stands in the host-bound part of every step.
+    All or nothing: where one cannot be set, those before it are set back and the error is raised. A class instead of a
+    generator, because it stands in the host-bound part of every step.
     """
 
-    __slots__ = ("_old", "_swaps")
+    __slots__ = ("_new", "_old", "_owner")
 
-    def __init__(self, *swaps: tuple[Any, str, Any]) -> None:
-        self._swaps = swaps
-        self._old: list[Any] = []
+    def __init__(self, owner: object, **attributes: Any) -> None:
+        self._owner, self._new = owner, attributes
 
     def __enter__(self) -> None:
-        self._old = [getattr(owner, name) for owner, name, _ in self._swaps]
-        for owner, name, value in self._swaps:
-            setattr(owner, name, value)
+        self._old: dict[str, Any] = {}
+        try:
+            for name, value in self._new.items():
+                old = getattr(self._owner, name)
+                setattr(self._owner, name, value)
+                self._old[name] = old
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __exit__(self, *_: object) -> None:
-        for (owner, name, _), old in zip(self._swaps, self._old, strict=True):
-            setattr(owner, name, old)
+        for name, value in self._old.items():
+            setattr(self._owner, name, value)
 
 
 class WindowedInputs:
-    """Windowed twins of a draft's lengths and block tables; allocated once, so that graphs can keep their addresses.
+    """Windowed lengths and block tables of a draft; allocated once, so that graphs can keep their addresses.
 
     Attributes:
         geometry: the arithmetic in force.
         group_ids: KV cache groups that hold draft layers.
         seq_lens: windowed lengths, int32, [max_num_reqs].
         block_tables: cropped tables, one per draft group, int32, [max_num_reqs, columns].
+        stand_ins: the draft's ``input_buffers`` and ``block_tables`` with windowed tensors in them, by these names.
     """
 
     def __init__(
         self,
         geometry: WindowGeometry,
-        input_buffers: Any,
-        block_tables: Any,
+        input_buffers: InputBuffers,
+        block_tables: BlockTables,
         group_ids: Sequence[int],
         *,
-        # [max_num_reqs + 1]
-        query_start_loc: torch.Tensor | None = None,
         fused: bool = True,
+        bind: Bind | None = None,
     ) -> None:
         """Bind to the draft's ``InputBuffers`` and the runner's ``BlockTables``, whose tensors are persistent.
 
         Args:
             group_ids: KV cache groups that hold draft layers, in the order of ``geometry.block_sizes``.
-            query_start_loc: cumulative query tokens, for drafts whose requests bring different numbers of them.
-            fused: use the fused launch; otherwise its plain-torch twin.
+            fused: use the fused launch; otherwise the same in plain torch.
+            bind: how to shorten the fused launch, where the device knows a way.
         """
         self.geometry = geometry
         self.group_ids = tuple(group_ids)
-        # [max_num_reqs]
-        self._full_seq_lens: torch.Tensor = input_buffers.seq_lens
+        self._full_seq_lens, self._query_start_loc = input_buffers.seq_lens, input_buffers.query_start_loc
         # num_groups x [max_num_reqs, full_columns]
-        self._full_tables: list[torch.Tensor] = [block_tables.input_block_tables[i] for i in group_ids]
-        # [max_num_reqs]
+        self._full_tables = [block_tables.input_block_tables[i] for i in group_ids]
         self.seq_lens = torch.zeros_like(self._full_seq_lens)
-        # num_groups x [max_num_reqs, columns]
         self.block_tables = [
             table.new_zeros(table.shape[0], columns)
             for table, columns in zip(self._full_tables, geometry.columns, strict=True)
         ]
-        self._query_start_loc = query_start_loc
-        # By whether each request has its own number of query tokens.
-        self._launches: dict[bool, Any] = {}
+        self._launch: Callable[..., None] | None = None
         if fused:
             from .kernels import WindowLaunch
 
-            for per_request in (False, True)[: 1 if query_start_loc is None else 2]:
-                self._launches[per_request] = WindowLaunch(
-                    geometry,
-                    seq_lens=self._full_seq_lens,
-                    full_tables=self._full_tables,
-                    out_seq_lens=self.seq_lens,
-                    out_tables=self.block_tables,
-                    query_start_loc=query_start_loc if per_request else None,
-                )
+            lengths = (self._full_seq_lens, self._query_start_loc, self.seq_lens)
+            self._launch = WindowLaunch(geometry, lengths, self._full_tables, self.block_tables, bind)
         # Groups without draft layers keep their table: the build indexes the list by KV cache group.
         tables = list(block_tables.input_block_tables)
         for group_id, table in zip(group_ids, self.block_tables, strict=True):
             tables[group_id] = table
-        self._twins = ((input_buffers, "seq_lens", self.seq_lens), (block_tables, "input_block_tables", tables))
-        self._originals = tuple((owner, name, getattr(owner, name)) for owner, name, _ in self._twins)
+        # Shallow copies, which share every tensor but the windowed ones.
+        buffers_stand_in, tables_stand_in = copy(input_buffers), copy(block_tables)
+        buffers_stand_in.seq_lens, tables_stand_in.input_block_tables = self.seq_lens, tables
+        self.stand_ins = {"input_buffers": buffers_stand_in, "block_tables": tables_stand_in}
 
     @property
     def num_bytes(self) -> int:
@@ -111,24 +124,19 @@ class WindowedInputs:
         """
         if num_rows == 0:
             return
-        if self._launches:
-            launch = self._launches[queries is None]
-            launch(num_reqs=num_reqs, num_rows=num_rows, queries=queries or 0, lookahead=lookahead)
+        if self._launch is not None:
+            self._launch(num_reqs=num_reqs, num_rows=num_rows, queries=queries, lookahead=lookahead)
             return
         # [num_rows]
         live = self._full_seq_lens[:num_rows].clone()
         live[num_reqs:] = 0
-        per_request = self._query_start_loc[: num_rows + 1].diff() if queries is None else queries  # type: ignore[index]
+        per_request = self._query_start_loc[: num_rows + 1].diff() if queries is None else queries
         removed, length = self.geometry.lengths(live, queries=per_request, lookahead=lookahead)
         self.seq_lens[:num_rows].copy_(length)
         for group, (full, out) in enumerate(zip(self._full_tables, self.block_tables, strict=True)):
             cropped = self.geometry.crop_block_table(group, full[:num_rows], removed, length, lookahead=lookahead)
             out[:num_rows].copy_(cropped)
 
-    def in_place_of_originals(self, *more: tuple[Any, str, Any]) -> swapped:
-        """A build inside reads the twins; ``more`` are further ``(owner, attribute, value)`` to set meanwhile."""
-        return swapped(*self._twins, *more)
-
-    def originals(self) -> swapped:
-        """Inside ``in_place_of_originals``: what runs here sees and advances the originals."""
-        return swapped(*self._originals)
+    def in_place_of_originals(self, reader: object, **more: Any) -> swapped:
+        """Inside, ``reader.input_buffers`` and ``reader.block_tables`` are the stand-ins; ``more`` are set too."""
+        return swapped(reader, **self.stand_ins, **more)

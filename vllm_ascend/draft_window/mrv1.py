@@ -40,18 +40,23 @@ def install() -> bool:
 
     if upstream is SlidingWindowAdapter:
         return True
-    for name, module in list(sys.modules.items()):
-        if name.startswith("vllm_ascend.") and vars(module).get("SlidingWindowAdapter") is upstream:
-            module.SlidingWindowAdapter = SlidingWindowAdapter  # type: ignore[attr-defined]
     base = base_module.AscendSpecDecodeBaseProposer
-    base.load_model = _loading(base.load_model)
-    base.initialize_attn_backend = _knowing_groups(base.initialize_attn_backend)
-    base.build_draft_attn_metadata = _building_per_group(base.build_draft_attn_metadata)
-    base.attn_update_stack_num_spec_norm = _lengthening(base.attn_update_stack_num_spec_norm)
+    wrapped = [
+        (base, "load_model", _loading),
+        (base, "initialize_attn_backend", _attach_to_groups),
+        (base, "build_draft_attn_metadata", _crop_each_group),
+        (base, "attn_update_stack_num_spec_norm", _compare_full_lengths),
+    ]
     dspark_module = sys.modules.get(f"{_PROPOSERS}.dspark_proposer")
     if dspark_module is not None:  # has an initialize_attn_backend of its own
-        dspark = dspark_module.AscendDSparkProposer
-        dspark.initialize_attn_backend = _knowing_groups(dspark.initialize_attn_backend)
+        wrapped.append((dspark_module.AscendDSparkProposer, "initialize_attn_backend", _attach_to_groups))
+    # All are found before one is replaced.
+    replaced: list[tuple[Any, str, Any]] = [(owner, name, wrap(getattr(owner, name))) for owner, name, wrap in wrapped]
+    for name, module in list(sys.modules.items()):
+        if name.startswith("vllm_ascend.") and vars(module).get("SlidingWindowAdapter") is upstream:
+            replaced.append((module, "SlidingWindowAdapter", SlidingWindowAdapter))
+    for owner, name, value in replaced:
+        setattr(owner, name, value)
     return True
 
 
@@ -63,7 +68,7 @@ def _loading(load_model: Callable[..., None]) -> Callable[..., None]:
             return load_model(self, *args, **kwargs)
         options = self.vllm_config.additional_config
         hidden = {key: value for key, value in options.items() if not key.startswith("draft_window")}
-        with swapped((self.vllm_config, "additional_config", hidden)):
+        with swapped(self.vllm_config, additional_config=hidden):
             load_model(self, *args, **kwargs)
         if isinstance(decision, DraftWindow) and _has_loop_of_its_own(self):
             off = WindowOff(f"{type(self).__name__} has a drafting loop of its own, without a window", logging.WARNING)
@@ -81,41 +86,46 @@ def _has_loop_of_its_own(proposer: Any) -> bool:
     return owner is not None and owner.__name__ != "AscendSpecDecodeBaseProposer"
 
 
-def _knowing_groups(initialize_attn_backend: Callable[..., None]) -> Callable[..., None]:
+def _attach_to_groups(initialize_attn_backend: Callable[..., None]) -> Callable[..., None]:
+    """Once the draft's KV groups are known: their window, and blocks that all of them can be cropped in."""
+
     @wraps(initialize_attn_backend)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
         initialize_attn_backend(self, *args, **kwargs)
         if self.sliding_window is None:
             return
-        sizes = [group.kv_cache_spec.block_size for group in self.draft_attn_groups]
         native = inspect_draft_layers(self.draft_attn_groups)
         if isinstance(native, WindowOff):
             self.draft_window_size = self.sliding_window = None
-            report_off(native, self.vllm_config)
-            return
+            return report_off(native, self.vllm_config)
+        sizes = [group.kv_cache_spec.block_size for group in self.draft_attn_groups]
         block_size = math.lcm(*sizes) if self.method == "dspark" else self.sliding_window.block_size
         _attach(self, self.draft_window.widened_to(native), block_size)
 
     return wrapper
 
 
-def _building_per_group(build_draft_attn_metadata: Callable[..., Any]) -> Callable[..., Any]:
+def _crop_each_group(build_draft_attn_metadata: Callable[..., Any]) -> Callable[..., Any]:
+    """DSpark builds from a table per KV group, with the lengths that the adapter windowed."""
+
     @wraps(build_draft_attn_metadata)
     def wrapper(self: Any, common_attn_metadata: Any, *args: Any, **kwargs: Any) -> Any:
-        # KV group id -> [>= num_reqs, columns]; DSpark builds from these, with the lengths that the adapter windowed.
+        # KV group id -> [>= num_reqs, columns]
         tables = getattr(self, "_per_group_block_table_buffers", None)
         if self.sliding_window is None or self.method != "dspark" or not tables:
             return build_draft_attn_metadata(self, common_attn_metadata, *args, **kwargs)
         sizes = {group.kv_cache_group_id: group.kv_cache_spec.block_size for group in self.draft_attn_groups}
         rows = common_attn_metadata.num_reqs
         cropped = {gid: self.sliding_window.crop_group(table[:rows], sizes[gid]) for gid, table in tables.items()}
-        with swapped((self, "_per_group_block_table_buffers", cropped)):
+        with swapped(self, _per_group_block_table_buffers=cropped):
             return build_draft_attn_metadata(self, common_attn_metadata, *args, **kwargs)
 
     return wrapper
 
 
-def _lengthening(attn_update_stack_num_spec_norm: Callable[..., Any]) -> Callable[..., Any]:
+def _compare_full_lengths(attn_update_stack_num_spec_norm: Callable[..., Any]) -> Callable[..., Any]:
+    """A later step compares lengths with ``max_model_len``: those that the request has."""
+
     @wraps(attn_update_stack_num_spec_norm)
     def wrapper(self: Any, draft_index: int, old_common_metadata: Any, *args: Any, **kwargs: Any) -> Any:
         if self.sliding_window is not None:

@@ -3,6 +3,7 @@
 """What the engine decides and says about the draft window when it starts: one line, in force or off."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from vllm.logger import logger
@@ -10,6 +11,7 @@ from vllm.logger import logger
 from .config import DraftWindow, WindowOff, facts_from_config, resolve
 from .options import DraftWindowOptions
 from .reclaim import refuse_engine
+from .seams.vllm import untested
 
 
 def decide(vllm_config: Any) -> DraftWindow | WindowOff | None:
@@ -27,6 +29,8 @@ def decide(vllm_config: Any) -> DraftWindow | WindowOff | None:
     decision = resolve(options, facts_from_config(vllm_config))
     if isinstance(decision, DraftWindow) and decision.reclaim:
         refuse_engine(vllm_config)
+    if isinstance(decision, DraftWindow) and (warning := untested()):
+        return replace(decision, warnings=(warning, *decision.warnings))
     return decision
 
 

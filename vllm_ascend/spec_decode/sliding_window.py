@@ -181,16 +181,17 @@ class SlidingWindowAdapter:
         """Window ``seq_lens`` and its host copies; nothing is read back from the device."""
         # [num_reqs]
         seq_lens = fields["seq_lens"]
-        longest, starts = fields.get("max_query_len", 1), fields.get("query_start_loc_cpu")
-        per_request = longest > self.window_size - self._future_offset and starts is not None
-        queries = np.diff(starts.numpy()).astype(np.int32, copy=False) if per_request else longest
+        longest: int = fields.get("max_query_len", 1)
+        # [num_reqs + 1]; the window is longer than any request's queries otherwise
+        starts = fields.get("query_start_loc_cpu") if longest > self.window_size - self._future_offset else None
+        queries = longest if starts is None else np.diff(starts.numpy()).astype(np.int32, copy=False)
         self._long_chunk = longest > self._most_queries
         geometry = self._geometry(self.block_size, fields["block_table_tensor"].shape[1])
         host = {name: fields[name] for name in {self._read_from, *_HOST_COPIES} if fields.get(name) is not None}
         host.pop("seq_lens", None)
 
         def on_host(compute: Callable[..., np.ndarray], lengths: torch.Tensor, **more: int) -> torch.Tensor:
-            of_rows = queries[: len(lengths)] if per_request else queries
+            of_rows = queries if isinstance(queries, int) else queries[: len(lengths)]
             values = compute(lengths.numpy(), queries=of_rows, lookahead=self._future_offset, **more)
             return torch.from_numpy(values).to(lengths.dtype)
 
@@ -204,7 +205,9 @@ class SlidingWindowAdapter:
                 ahead = self._max_rejected if name == _HOST_COPIES[-1] else 0
                 bound = on_host(geometry.host_bound, full, max_rejected=ahead)
                 self._removed[name] = full.clip(max=geometry.limit) - bound
-            on_device = self._to_device(torch.from_numpy(queries), seq_lens) if per_request else queries
+            on_device = (
+                self._to_device(torch.from_numpy(queries), seq_lens) if not isinstance(queries, int) else queries
+            )
             self._removed["seq_lens"], _ = geometry.lengths(seq_lens, queries=on_device, lookahead=self._future_offset)
         self._full = {"seq_lens": seq_lens, **host}
         self._windowed = {

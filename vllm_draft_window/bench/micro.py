@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
+from vllm_ascend.draft_window.bound_launch import bind_on_cuda
 from vllm_ascend.draft_window.geometry import WindowGeometry
 from vllm_ascend.draft_window.inputs import WindowedInputs
 
@@ -74,7 +75,9 @@ def measure(cases: Sequence[Case], device: str, *, say: Callable[[str], None]) -
         row: dict[str, Any] = {"case": asdict(case), "host_us": {}, "device_us": {}}
         written = []
         for name in ("fused", "torch") if device == "cuda" else ("torch",):
-            window = WindowedInputs(case.geometry(), *inputs, range(case.groups), fused=name == "fused")
+            window = WindowedInputs(
+                case.geometry(), *inputs, range(case.groups), fused=name == "fused", bind=bind_on_cuda
+            )
             refresh = partial(window.refresh, num_reqs=case.batch, num_rows=case.batch, queries=_QUERIES)
             written.append((window.seq_lens, *window.block_tables))
             for tensor in written[-1]:

@@ -140,7 +140,7 @@ class Watch:
             # A build that waits for the forward that needs it.
             if hasattr(result, "build"):
                 result.build = self._wrap(name, result.build)
-            return self._wrap(name, result) if callable(result) else result
+            return result
 
         return watched
 

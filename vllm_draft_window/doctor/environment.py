@@ -11,7 +11,7 @@ from vllm_draft_window.doctor.report import Finding, Level
 
 PLUGIN_GROUP, PLUGIN = "vllm.general_plugins", "draft_window"
 _PACKAGE = "vllm_ascend.draft_window"
-SUPPORTED = "vLLM 0.26 to 0.32"
+SUPPORTED = "vLLM 0.26 to 0.33"
 
 # What a report should name; the first distribution that is installed counts.
 _DISTRIBUTIONS = {

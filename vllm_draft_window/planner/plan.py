@@ -2,7 +2,7 @@
 """What a draft window costs and saves, from two checkpoints' configs; loads no model and needs no vLLM.
 
 Which window is in force comes from the product's ``resolve``, every length and column from its ``WindowGeometry``, and
-the size of the twins from ``WindowedInputs`` itself, allocated on torch's ``meta`` device.
+the size of the windowed tensors from ``WindowedInputs`` itself, allocated on torch's ``meta`` device.
 """
 
 from collections.abc import Iterable
@@ -133,7 +133,7 @@ def twin_bytes(geometry: WindowGeometry, deployment: Deployment) -> int:
         return torch.empty(shape, dtype=torch.int32, device="meta")
 
     rows = deployment.max_num_seqs
-    buffers = SimpleNamespace(seq_lens=int32(rows))
+    buffers = SimpleNamespace(seq_lens=int32(rows), query_start_loc=int32(rows + 1))
     tables = SimpleNamespace(input_block_tables=[int32(rows, columns) for columns in deployment.full_columns])
     return WindowedInputs(geometry, buffers, tables, range(len(deployment.full_columns)), fused=False).num_bytes
 

@@ -70,7 +70,7 @@ class Engines:
 
         options = {} if window is None else {"additional_config": {"draft_window_size": window}}
         with Engine(self._model, speculative_config=dict(self._speculation), **(self._engine_args | options)) as engine:
-            if window is not None and getattr(engine.speculator, "windowed_inputs", None) is None:
+            if window is not None and getattr(engine.speculator, "window", None) is None:
                 raise ValueError(
                     f"draft_window_size={window} is not in force with this draft; --log-level INFO shows vLLM's reason"
                 )

@@ -29,8 +29,8 @@ class Integration:
 
 
 _V2 = "vllm_ascend/worker/v2/spec_decode"
-_PARALLEL = (("ascend", "HostLengths"), ("parallel", "ParallelDraftWindow"))
-_AUTOREGRESSIVE = (("ascend", "AscendAutoregressiveDraftWindow"),)
+_PARALLEL = (("seams.ascend", "AscendParallelSeam"),)
+_AUTOREGRESSIVE = (("seams.ascend", "AscendTargetDependentSeam"),)
 INTEGRATIONS = (
     Integration(f"{_V2}/dspark/speculator.py", "AscendDSparkSpeculator", _PARALLEL),
     Integration(f"{_V2}/dflash/speculator.py", "AscendDFlashSpeculator", _PARALLEL),
@@ -60,7 +60,7 @@ if isinstance(draft_window, DraftWindow):
 # On the class too: a proposer may be used before __init__ has come to them, and unit tests leave __init__ out.
 _FIELDS = ("draft_window_size: int | None = None", "sliding_window: Any = None")
 _KNOWING_GROUPS = """
-@mrv1.knowing_groups
+@mrv1.attach_to_groups
 def initialize_attn_backend(self, *args: Any, **kwargs: Any) -> None:
     super().initialize_attn_backend(*args, **kwargs)
 """
@@ -113,8 +113,8 @@ def integrate_proposers(tree: Tree) -> None:
     source.add_class_attributes(_BASE, _FIELDS)
     source.drop_imported_name("SlidingWindowAdapter")
     source.add_method(_BASE, _KNOWING_GROUPS, before="build_draft_attn_metadata")
-    source.decorate(_BASE, "build_draft_attn_metadata", "mrv1.building_per_group")
-    source.decorate(_BASE, "attn_update_stack_num_spec_norm", "mrv1.lengthening")
+    source.decorate(_BASE, "build_draft_attn_metadata", "mrv1.crop_each_group")
+    source.decorate(_BASE, "attn_update_stack_num_spec_norm", "mrv1.compare_full_lengths")
     source.add_import(f"from {MODULE} import mrv1")
     source.add_import(f"from {MODULE}.config import DraftWindow")
     source.add_import(f"from {MODULE}.startup import decide")
@@ -122,7 +122,7 @@ def integrate_proposers(tree: Tree) -> None:
 
     # Groups its layers itself, without calling the base class.
     source = Source(_DSPARK_PROPOSER, tree.read(_DSPARK_PROPOSER))
-    source.decorate("AscendDSparkProposer", "initialize_attn_backend", "mrv1.knowing_groups")
+    source.decorate("AscendDSparkProposer", "initialize_attn_backend", "mrv1.attach_to_groups")
     source.add_import(f"from {MODULE} import mrv1")
     tree.write(_DSPARK_PROPOSER, source.text)
 

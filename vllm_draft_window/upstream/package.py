@@ -15,10 +15,10 @@ TEMPLATES = Path(__file__).parent / "templates"
 PACKAGE = "vllm_ascend/draft_window"
 SHIM = "vllm_ascend/spec_decode/sliding_window.py"
 
-_PLUGIN_ONLY = {"plugin.py", "strict_config.py"}
+_PLUGIN_ONLY = {"plugin.py", "strict_config.py", "counters.py", "bound_launch.py", "seams/recorded.py"}
 _MRV1 = "mrv1.py"
 _MRV1_HOOKS = ("install", "_loading", "_has_loop_of_its_own")
-_MRV1_PUBLIC = ("attach", "report", "knowing_groups", "building_per_group", "lengthening")
+_MRV1_PUBLIC = ("attach", "report", "attach_to_groups", "crop_each_group", "compare_full_lengths")
 _MRV1_DOCSTRING = """Model Runner V1: the options and rules of Model Runner V2 for its proposers.
 
 A proposer gets its adapter from :func:`attach`. Three of its methods need help, each by a decorator: where KV groups
@@ -54,9 +54,10 @@ _MOVED_IMPORTS = {
 
 def write_package(tree: Tree) -> None:
     """The package without the plugin's parts."""
-    for path in sorted((REPOSITORY / PACKAGE).glob("*.py")):
-        if path.name not in _PLUGIN_ONLY | {_MRV1}:
-            tree.write(f"{PACKAGE}/{path.name}", path.read_text())
+    for path in sorted((REPOSITORY / PACKAGE).rglob("*.py")):
+        name = path.relative_to(REPOSITORY / PACKAGE).as_posix()
+        if name not in _PLUGIN_ONLY | {_MRV1}:
+            tree.write(f"{PACKAGE}/{name}", path.read_text())
 
 
 def write_mrv1(tree: Tree) -> None:

@@ -43,7 +43,7 @@ STEPS = (
         "A draft that was trained on short contexts collapses on long ones. With\n"
         "draft_window_size it attends to the newest tokens only; the target still\n"
         "attends to everything. Options, arithmetic, the fused launch, persistent\n"
-        "twins of lengths and block tables, and mixins for Model Runner V2\n"
+        "lengths and block tables, and seams in front of Model Runner V2\n"
         "speculators. Nothing uses it yet.",
         (write_package,),
     ),

@@ -123,7 +123,7 @@ for _ in range(3):
 
 def test_shared_files_bring_them_to_another_process(tmp_path):
     environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "VLLM_LOGGING_LEVEL": "ERROR"}
-    root = Path(__file__).resolve().parents[6]
+    root = Path(__file__).resolve().parents[3]
     subprocess.run([sys.executable, "-c", CHILD], env=environment, cwd=root, check=True)
     registry = CollectorRegistry()
     multiprocess.MultiProcessCollector(registry, path=str(tmp_path))

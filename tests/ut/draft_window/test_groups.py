@@ -36,7 +36,7 @@ def inspect(*specs, backend=CPUAttentionBackend, columns=None):
     sizes = tuple(16 if spec is None else spec.block_size for spec in specs)
     tables = make_block_tables(sizes, columns or (8,) * len(specs), max_num_reqs=2)
     groups = [[] if spec is None else [group(spec, gid, backend)] for gid, spec in enumerate(specs)]
-    return inspect_draft_groups(groups, tables)
+    return inspect_draft_groups(groups, sizes, tables.input_block_tables)
 
 
 def test_draft_groups_among_those_of_the_target():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The persistent twins on real vLLM buffers: the fused launch, its torch twin and the oracle agree bit for bit."""
+"""The windowed tensors on real vLLM buffers: the fused launch, plain torch and the oracle agree bit for bit."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from tests import oracle
 from tests.oracle import Case
 from tests.strategies import batches, cases
 from tests.vllm_inputs import Batch
-from vllm_ascend.draft_window import kernels
+from vllm_ascend.draft_window import inputs, kernels
 
 PROPERTY = settings(max_examples=2000, deadline=None)
 FUSED = pytest.mark.parametrize("fused", [True, False], ids=["triton", "torch"])
@@ -21,7 +21,7 @@ SMALL = Case(window=256, block_sizes=(16,), full_columns=(512,), max_model_len=8
 
 
 def check_rows(batch: Batch, seq_lens: np.ndarray) -> None:
-    """Every row of the twins against the oracle."""
+    """Every row of the windowed tensors against the oracle."""
     for row, s in enumerate(seq_lens.tolist()):
         assert batch.windowed.seq_lens[row] == oracle.windowed_length(batch.case, s)
         for group, cropped in enumerate(batch.windowed.block_tables):
@@ -41,7 +41,7 @@ def test_fused_launch_equals_the_oracle(data):
 
 @PROPERTY
 @given(st.data())
-def test_torch_twin_equals_the_oracle_with_padding_rows(data):
+def test_plain_torch_equals_the_oracle_with_padding_rows(data):
     case = data.draw(cases(later_steps=True))
     seq_lens = data.draw(batches(case))
     live = data.draw(st.integers(0, len(seq_lens)))
@@ -52,19 +52,19 @@ def test_torch_twin_equals_the_oracle_with_padding_rows(data):
 
 @PROPERTY
 @given(st.data())
-def test_fused_launch_equals_its_twin_after_any_history_of_batches(data):
+def test_fused_launch_equals_plain_torch_after_any_history_of_batches(data):
     """Rows are reused by longer and shorter requests and by padding; nothing of the past may shine through."""
     case = data.draw(cases(max_groups=6, later_steps=True))
     history = data.draw(st.lists(batches(case), min_size=1, max_size=3))
     rows = max(map(len, history))
-    fused, twin = (Batch(case, history[0], fused=f, max_num_reqs=rows) for f in (True, False))
+    fused, plain = (Batch(case, history[0], fused=f, max_num_reqs=rows) for f in (True, False))
     for seq_lens in history:
         live = data.draw(st.integers(0, len(seq_lens)))
-        for batch in (fused, twin):
+        for batch in (fused, plain):
             batch.set_lengths(seq_lens)
             batch.refresh(num_reqs=live, num_rows=len(seq_lens))
-        assert torch.equal(fused.windowed.seq_lens, twin.windowed.seq_lens)
-        for a, b in zip(fused.windowed.block_tables, twin.windowed.block_tables, strict=True):
+        assert torch.equal(fused.windowed.seq_lens, plain.windowed.seq_lens)
+        for a, b in zip(fused.windowed.block_tables, plain.windowed.block_tables, strict=True):
             assert torch.equal(a, b)
 
 
@@ -123,29 +123,29 @@ def test_originals_are_never_written(fused):
     before = [t.clone() for t in (batch.input_buffers.seq_lens, *batch.block_tables.input_block_tables)]
     for _ in range(2):  # a FULL graph on Ascend builds twice in one step
         batch.refresh(num_reqs=3, num_rows=3)
-        with batch.windowed.in_place_of_originals():
+        with batch.windowed.in_place_of_originals(batch):
             pass
         check_rows(batch, seq_lens)
     after = (batch.input_buffers.seq_lens, *batch.block_tables.input_block_tables)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_build_reads_twins_and_originals_come_back_also_after_an_exception():
+def test_build_reads_windowed_tensors_and_originals_come_back_also_after_an_exception():
     batch = Batch(SMALL, np.array([5000], dtype=np.int32), fused=False)
-    seq_lens, tables = batch.input_buffers.seq_lens, batch.block_tables.input_block_tables
-    slot_mappings = batch.block_tables.slot_mappings
+    buffers, tables = batch.input_buffers, batch.block_tables
+    originals = buffers.seq_lens, tables.input_block_tables
 
     def build_that_fails():
-        with batch.windowed.in_place_of_originals():
+        with batch.windowed.in_place_of_originals(batch):
             assert batch.input_buffers.seq_lens is batch.windowed.seq_lens
             assert batch.block_tables.input_block_tables == batch.windowed.block_tables
-            assert batch.block_tables.slot_mappings is slot_mappings
+            assert batch.block_tables.slot_mappings is tables.slot_mappings
+            assert (buffers.seq_lens, tables.input_block_tables) == originals, "the target reads them meanwhile"
             raise RuntimeError("the build failed")
 
     with pytest.raises(RuntimeError, match="the build failed"):
         build_that_fails()
-    assert batch.input_buffers.seq_lens is seq_lens
-    assert batch.block_tables.input_block_tables is tables
+    assert batch.input_buffers is buffers and batch.block_tables is tables
 
 
 def test_groups_without_draft_layers_keep_their_table():
@@ -162,7 +162,24 @@ def test_groups_without_draft_layers_keep_their_table():
         [1],
         fused=False,
     )
-    with one_group.in_place_of_originals():
+    with one_group.in_place_of_originals(batch):
         assert batch.block_tables.input_block_tables[0] is originals[0]
         assert batch.block_tables.input_block_tables[1] is one_group.block_tables[0]
         assert batch.block_tables.input_block_tables[2] is originals[2]
+
+
+class ReadOnly:
+    """As an attribute that a newer vLLM has made a property."""
+
+    first, last = 1, 2
+
+    @property
+    def middle(self):
+        return 3
+
+
+def test_swapping_is_all_or_nothing():
+    owner = ReadOnly()
+    with pytest.raises(AttributeError), inputs.swapped(owner, first=10, middle=30, last=20):
+        pytest.fail("the body runs although an attribute could not be set")
+    assert (owner.first, owner.middle, owner.last) == (1, 3, 2)

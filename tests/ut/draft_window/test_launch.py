@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[6]
+REPOSITORY = Path(__file__).parents[3]
 
 # Triton compiles without a GPU and takes any driver; only the C launcher itself is replaced, by one that records.
 # A process of its own: the tests' Triton interprets, and vLLM for CPU hides Triton.
@@ -25,7 +25,7 @@ from triton.runtime import driver
 
 sys.modules["vllm"] = SimpleNamespace()
 sys.modules["vllm.triton_utils"] = SimpleNamespace(triton=triton, tl=triton.language)
-from vllm_ascend.draft_window import kernels
+from vllm_ascend.draft_window import bound_launch, kernels
 
 TARGET = GPUTarget("cuda", 90, 32)
 arrived = []
@@ -56,11 +56,11 @@ names = kernel.arg_names
 signature = {n: "*i32" if n.endswith("_ptr") else "i32" if n.islower() else "constexpr" for n in names}
 constexprs = dict(zip([n for n in names if not n.islower()], constants, strict=True))
 compiled = triton.compile(ASTSource(kernel, signature, constexprs), target=TARGET)
-addresses, scalars = tuple(range(16, 16 * 12, 16)), (5, 4032, 0)
+addresses, scalars = tuple(range(16, 16 * 12, 16)), (5, 4032, 0, 0)
 compiled[(6, 1, 1)](*addresses, *scalars, *constants)
-kernels.bind(compiled, addresses, tuple(constants), 3)(6, *scalars)
-kernels._KNOWN_TRITON = ((0, 0), (0, 1))
-kernels.bind(compiled, addresses, tuple(constants), 3)(6, *scalars)
+bound_launch.bind(compiled, addresses, tuple(constants), 3)(6, *scalars)
+bound_launch._KNOWN_TRITON = ((0, 0), (0, 1))
+bound_launch.bind(compiled, addresses, tuple(constants), 3)(6, *scalars)
 print(json.dumps(arrived))
 """
 
@@ -69,7 +69,7 @@ def test_prepared_launch_passes_what_triton_passes():
     pytest.importorskip(
         "triton", minversion="3.9", reason="older Tritons build a C launcher, which needs a CUDA driver"
     )
-    constants = [1 << 20, 16, 0, 0, False, 2, *[16] * 4, *[65536] * 4, *[253] * 4, 256]
+    constants = [1 << 20, 16, 0, 0, 2, *[16] * 4, *[65536] * 4, *[253] * 4, 256]
     child = subprocess.run(
         [sys.executable, "-c", CHILD, json.dumps(constants)],
         cwd=REPOSITORY,

@@ -152,7 +152,7 @@ def test_figures_are_the_engines(options, max_model_len, max_num_seqs):
     ) as engine:
         cache = engine.scheduler.kv_cache_config
         capacity = get_kv_cache_capacity(engine.runner.vllm_config, cache)
-        speculator, inputs = engine.speculator, engine.speculator.windowed_inputs
+        speculator, inputs = engine.speculator, engine.speculator.window.inputs
         columns = [table.shape[1] for table in inputs.block_tables]
         tables = engine.runner.block_tables.input_block_tables
         full_columns = [tables[i].shape[1] for i in inputs.group_ids]

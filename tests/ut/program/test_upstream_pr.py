@@ -182,7 +182,7 @@ def test_model_runner_v1_without_the_hooks_into_an_installed_package():
     compile(text, "mrv1", "exec")
     for absent in ("install", "sys.modules", "additional_config", "import sys"):
         assert absent not in text
-    for public in ("attach", "report", "knowing_groups", "building_per_group", "lengthening"):
+    for public in ("attach", "report", "attach_to_groups", "crop_each_group", "compare_full_lengths"):
         assert f"def {public}(" in text and f"_{public}(" not in text.replace(f"def {public}(", "")
     with pytest.raises(MissingAnchor, match="function _attach"):
         package.mrv1_in_tree('"""Nothing."""\n')

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM-Ascend project
+"""Which vLLM has which interface. Every question about a version, or about what a class of upstream's has, is here."""
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from enum import Enum
+from functools import cache
+from typing import Any
+
+import vllm
+from packaging.version import InvalidVersion, Version
+
+OLDEST = (0, 26)
+NEWEST_TESTED = (0, 33)
+
+Kind = Enum("Kind", ["PARALLEL", "STANDALONE", "TARGET_DEPENDENT"])
+"""How a draft proposes: in one forward; token by token, by a model of its own or from the target's hidden states."""
+
+# By the name of a base class: vLLM has moved and renamed some of them, and not every version has each.
+_KINDS = {
+    "DFlashSpeculator": Kind.PARALLEL,  # and DSpark
+    "AutoRegressiveSpeculator": Kind.TARGET_DEPENDENT,  # EAGLE, EAGLE3, MTP to vLLM 0.31
+    "TargetDependentARSpeculator": Kind.TARGET_DEPENDENT,  # from 0.32
+    "PlainDraftModelSpeculator": Kind.STANDALONE,  # vLLM 0.31
+    "StandaloneARSpeculator": Kind.STANDALONE,  # from 0.32
+}
+# What the seams override or call, and the parameters that they name. BASE is the class that gave the kind.
+_BY_SIZES = {"DraftModelSpeculator._build_draft_attn_metadata": "num_reqs num_reqs_padded num_tokens_padded"}
+_BY_DESCRIPTOR = {
+    "DraftModelSpeculator._build_attn_metadata": "num_reqs batch_desc query_start_loc_np seq_lens_cpu_upper_bound step"
+}
+_NEEDED = {
+    Kind.PARALLEL: {
+        "BASE.capture": "",
+        "BASE._generate_draft": "num_reqs attn_metadata",
+        "DFlashCudaGraphManager.capture": "input_buffers block_tables max_model_len",
+    },
+    Kind.STANDALONE: {},
+    Kind.TARGET_DEPENDENT: {
+        "BASE.capture": "",
+        "BASE.propose": "input_batch",
+        "BASE._prefill": "num_reqs num_tokens attn_metadata",
+        "SpeculatorCudaGraphManager.capture": "input_buffers block_tables attn_groups",
+        "SpeculatorCudaGraphManager.run_fullgraph": "",
+    },
+}
+
+
+def release() -> tuple[int, ...]:
+    """vLLM's; a source build that nobody tagged counts as the newest tested."""
+    try:
+        found = Version(vllm.__version__).release[:2]
+    except InvalidVersion:
+        return NEWEST_TESTED
+    return found if found > (0, 1) else NEWEST_TESTED
+
+
+def too_old() -> str | None:
+    """Why this vLLM cannot have a window."""
+    oldest = ".".join(map(str, OLDEST))
+    text = f"vLLM {vllm.__version__} is not supported, {oldest} or later is needed; upgrade vLLM"
+    return text if release() < OLDEST else None
+
+
+def untested() -> str | None:
+    """What to warn of where vLLM is newer than every version that the window was tested with."""
+    newest = ".".join(map(str, NEWEST_TESTED))
+    text = f"vLLM {vllm.__version__} is newer than {newest}, the newest that the draft window was tested with"
+    return text if release() > NEWEST_TESTED else None
+
+
+def without(seam: str) -> str:
+    """Why there is no window: this vLLM misses a seam."""
+    return f"{untested() or f'vLLM {vllm.__version__} is not as it was released'}, and has no {seam}"
+
+
+def kind_of(speculator_class: type) -> Kind | str:
+    """How a speculator class proposes, or why it cannot be windowed."""
+    base = next((base for base in speculator_class.__mro__ if base.__name__ in _KINDS), None)
+    if base is None:
+        return f"{speculator_class.__name__} is not windowed by this version"
+    kind, scope = _KINDS[base.__name__], vars(sys.modules[base.__module__])
+    for seam, parameters in ((_BY_DESCRIPTOR if builds_by_descriptor() else _BY_SIZES) | _NEEDED[kind]).items():
+        seam = seam.replace("BASE", base.__name__)
+        owner, method = seam.split(".")
+        found = getattr(scope.get(owner), method, None)
+        if found is None or not set(parameters.split()) <= inspect.signature(found).parameters.keys():
+            return without(f"{seam}({', '.join(parameters.split())})")
+    if kind is Kind.TARGET_DEPENDENT and not (builds_by_descriptor() or first_step_by_sizes()):
+        return "it needs vLLM 0.27 or newer for this method"
+    return kind
+
+
+def _builds(name: str) -> Callable[..., Any] | None:
+    from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+
+    return getattr(DraftModelSpeculator, name, None)
+
+
+@cache
+def builds_by_descriptor() -> bool:
+    """vLLM 0.30 and later: ``_build_attn_metadata`` with a batch descriptor. Before, ``_build_draft_attn_metadata``."""
+    return _builds("_build_attn_metadata") is not None
+
+
+@cache
+def first_step_by_sizes() -> bool:
+    """vLLM 0.27 to 0.29: that build takes requests with different numbers of query tokens."""
+    build = _builds("_build_draft_attn_metadata")
+    return build is not None and "query_start_loc_np" in inspect.signature(build).parameters
+
+
+@cache
+def records_refresh() -> bool:
+    """vLLM 0.32 and later: FULL graphs of parallel drafters record upstream's own refresh of metadata."""
+    return _builds("_update_draft_decode_metadata") is not None
+
+
+def refers_only(builder: Any) -> bool:
+    """Whether all that a metadata builder computes from lengths is a schedule that it can do without."""
+    return type(builder).__name__ == "FlashAttentionMetadataBuilder" and hasattr(builder, "aot_schedule")
+
+
+def block_sizes(block_tables: Any) -> Sequence[int]:
+    """Tokens per column: kernel blocks to vLLM 0.31; from 0.32 on each attention group splits blocks by itself."""
+    return getattr(block_tables, "kernel_block_sizes", None) or block_tables.block_sizes
+
+
+def splits_blocks(group: Any) -> bool:
+    """vLLM 0.32 and later: an attention group with smaller blocks, whose builder reads a persistent mapping."""
+    return getattr(group, "kernel_block_size", None) is not None
+
+
+def queries_per_request(speculator: Any) -> int:
+    """Query tokens of a forward whose requests all bring as many."""
+    return getattr(speculator, "num_query_per_req", 1)
+
+
+def extra_queries(speculator: Any) -> int:
+    """vLLM 0.31 and later: tokens of a first forward beyond the target's (a draft model adds the newest token)."""
+    return getattr(speculator, "num_extra_query_per_req", 0)
+
+
+def refusal(speculator: Any) -> str | None:
+    """Why a draft's attention cannot be windowed, whatever the window."""
+    if not getattr(speculator, "advance_draft_positions", True):
+        return "this draft attends to the target's KV cache and has none of its own"
+    if getattr(speculator, "share_mtp_topk_indices", False):  # vLLM 0.28 and later
+        return "its later steps reuse the first one's sparse token indices, which count from that one's window start"
+    return None
+
+
+def attention_of(speculator: Any) -> str | None:
+    """vLLM-Ascend's name for the kind of a draft's attention; ``None`` where it is too old to say."""
+    return getattr(speculator, "attn_architecture", None)
+
+
+def uses_v2_runner(vllm_config: Any) -> bool:
+    """A vLLM that does not say has no other runner left."""
+    return getattr(vllm_config, "use_v2_model_runner", True)
+
+
+def call_with(function: Callable[..., Any], args: Any, kwargs: Any, **replaced: Any) -> None:
+    """Call with other values for some parameters, of those that the function has, wherever a version has put them."""
+    parameters = inspect.signature(function)
+    bound = parameters.bind(*args, **kwargs)
+    bound.arguments.update((name, value) for name, value in replaced.items() if name in parameters.parameters)
+    function(*bound.args, **bound.kwargs)

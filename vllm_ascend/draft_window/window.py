@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM-Ascend project
+"""One draft's window at work: in which tensors, and with which bounds, a metadata build happens.
+
+A seam hands upstream's own build to :meth:`WindowedDraft.build`. Nothing here knows a class of upstream's.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from .config import DraftWindow
+from .geometry import WindowGeometry
+from .groups import DraftGroups
+from .inputs import Bind, BlockTables, InputBuffers, WindowedInputs
+
+Metadata = TypeVar("Metadata")
+Build = Callable[[torch.Tensor | None], Metadata]
+"""Upstream's build, given the host bound."""
+
+
+class Reader(Protocol):
+    """Whose attributes a build reads: a speculator."""
+
+    input_buffers: InputBuffers
+    block_tables: BlockTables
+    draft_max_seq_len: int
+
+
+class Counters(Protocol):
+    """Whoever counts what the window did; see :class:`.counters.DraftWindowCounters`."""
+
+    def record(self, upper_bound: np.ndarray | None = None, windowed: np.ndarray | None = None) -> None: ...
+
+
+class WindowedDraft:
+    """The window of one draft model.
+
+    Attributes:
+        window: what is in force.
+        geometry: the arithmetic.
+        inputs: the windowed tensors.
+        captured: FULL graphs read the windowed tensors, so these must be fresh at every replay.
+        capturing: graphs are being captured, on dummy batches that do not count.
+    """
+
+    captured = False
+    capturing = False
+
+    def __init__(
+        self,
+        window: DraftWindow,
+        groups: DraftGroups,
+        input_buffers: InputBuffers,
+        block_tables: BlockTables,
+        *,
+        max_model_len: int,
+        queries: int,
+        max_queries: int,
+        extra_queries: int = 0,
+        max_rejected: int,
+        counters: Counters | None = None,
+        fused: bool = True,
+        bind: Bind | None = None,
+    ) -> None:
+        """Allocate the windowed tensors.
+
+        Args:
+            queries: query tokens per request of a forward whose requests all bring as many.
+            max_queries: most query tokens of one request in any forward.
+            extra_queries: tokens that a proposal's first forward has beyond the target's.
+            max_rejected: most tokens by which host lengths can be ahead of the device's.
+            fused: see :class:`.inputs.WindowedInputs`, also for ``bind``.
+        """
+        self.window = window
+        self.geometry = WindowGeometry(
+            window=window.size,
+            sink=window.sink_size,
+            min_context=window.min_context,
+            block_sizes=groups.block_sizes,
+            full_columns=groups.full_columns,
+            max_model_len=max_model_len,
+            max_queries=max_queries,
+            max_lookahead=window.max_lookahead,
+        )
+        self.inputs = WindowedInputs(
+            self.geometry, input_buffers, block_tables, groups.group_ids, fused=fused, bind=bind
+        )
+        self._queries, self._extra_queries = queries, extra_queries
+        self._max_rejected, self._counters = max_rejected, counters
+        # Requests with more query tokens, and later forwards, are cropped from larger lengths on. The host stops
+        # counting at the limit; a device length that it stands for may lie past the block table.
+        shortest_cropped = self.geometry.first_cropped(queries=queries, lookahead=window.max_lookahead)
+        self._shortest_cropped = min(shortest_cropped, self.geometry.limit)
+
+    def may_crop(self, max_seq_len: int) -> bool:
+        """Whether the window may remove something from a batch whose lengths do not exceed ``max_seq_len``."""
+        return max_seq_len >= self._shortest_cropped
+
+    def lookahead(self, step: int) -> int:
+        """K of the forward ``step`` of a proposal: all its forwards share one start."""
+        first = self.window.max_lookahead
+        return max(first - max(step - self._extra_queries, 0), 0) if first else 0
+
+    def build(
+        self,
+        build: Build[Metadata],
+        reader: Reader,
+        upper_bound: torch.Tensor | None,
+        num_reqs: int,
+        num_rows: int,
+        step: int = 0,
+        query_start_loc: np.ndarray | None = None,
+        replayed: bool = False,
+    ) -> Metadata:
+        """Run upstream's build: on the windowed tensors, or on the originals where nobody could tell the difference.
+
+        Args:
+            upper_bound: host bound without ``step``, which the build adds, int32 [>= num_reqs].
+            num_rows: requests and the padding rows behind them.
+            step: tokens by which the build's lengths exceed those of the target's forward.
+            query_start_loc: cumulative query tokens, int32 [num_reqs + 1], where a first forward's are given.
+            replayed: a FULL graph may be replayed after the build, and reads the windowed tensors.
+        """
+        counters = None if self.capturing else self._counters
+        crops = self.may_crop(reader.draft_max_seq_len)
+        if not (crops or replayed):
+            if counters is not None:
+                counters.record()
+            return build(upper_bound)
+        queries = self._queries if step or query_start_loc is None else np.diff(query_start_loc)
+        lookahead = self.lookahead(step)
+        counted: tuple[np.ndarray, ...] = ()
+        if crops and upper_bound is not None:
+            # [num_reqs]; upstream counts the extra tokens in from the second forward on only.
+            full = upper_bound[:num_reqs].numpy() + max(step, self._extra_queries)
+            windowed = self.geometry.host_bound(
+                full, max_rejected=self._max_rejected, queries=queries, lookahead=lookahead
+            )
+            counted, upper_bound = (full, windowed), torch.from_numpy(windowed - step)
+        if counters is not None:
+            counters.record(*counted)
+
+        def build_windowed() -> Metadata:
+            uniform, longest = (queries, queries) if isinstance(queries, int) else (None, int(queries.max()))
+            self.inputs.refresh(num_reqs=num_reqs, num_rows=num_rows, queries=uniform, lookahead=lookahead)
+            max_seq_len = min(reader.draft_max_seq_len, self.geometry.longest(longest, lookahead))
+            with self.inputs.in_place_of_originals(reader, draft_max_seq_len=max_seq_len):
+                return build(upper_bound)
+
+        return self.run(build_windowed)
+
+    def run(self, build: Callable[[], Any]) -> Any:
+        """When to build: now."""
+        return build()
+
+    def refresh(self, num_reqs: int, *, step: int = 0) -> None:
+        """The launch alone, for a graph that records it. Rows without a request have length 0 there."""
+        self.inputs.refresh(num_reqs=num_reqs, num_rows=num_reqs, queries=self._queries, lookahead=self.lookahead(step))
+
+    def recorded(self, forward: Callable[..., None]) -> Callable[..., None]:
+        """What a FULL graph records as its forward."""
+        return forward
