@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the draft window's options on the demo pair: ``python tools/compare_options.py --help``."""
+"""Compares the draft window's options on the demo pair: ``python -m tools.compare_options --help``."""
 
 import hashlib
 import importlib.metadata
 import itertools
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,13 +12,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from tools.comparison.columns import Column, columns, limit_to  # noqa: E402
-from tools.comparison.plot import plot  # noqa: E402
-from tools.comparison.results import Key, Result, ResultFile, different_outputs, table  # noqa: E402
-from tools.demo_pair import DRAFT_FOLDERS, NUM_SPECULATIVE_TOKENS  # noqa: E402
-from vllm_draft_window.sweep.texts import numbers  # noqa: E402
+from tools.comparison.columns import Column, columns, limit_to
+from tools.comparison.plot import plot
+from tools.comparison.results import Key, Result, different_outputs
+from tools.demo_pair import DRAFT_FOLDERS, NUM_SPECULATIVE_TOKENS
+from vllm_draft_window.measuring.cells import CellFile
+from vllm_draft_window.reporting import acceptance_table
+from vllm_draft_window.sweep.texts import numbers
 
 # What the drafts were trained on.
 WINDOW = 512
@@ -58,7 +57,7 @@ def main(
         lengths = numbers("--contexts", contexts)
         chosen = _chosen("--only", only, COLUMNS)
         methods = _chosen("--method", method, DRAFT_FOLDERS)
-        file = ResultFile(json_path, max_tokens=max_tokens)
+        file = CellFile(json_path, Result, {"max_tokens": max_tokens}, option="--json")
     except ValueError as error:
         console.print(f"[bold red]error:[/] {error}", highlight=False)
         raise typer.Exit(2) from None
@@ -71,14 +70,16 @@ def main(
         if not (column.is_experiment and name == "dspark")
     ]
     run = _simulate if simulation else _run
-    for result in run([key for key in wanted if key not in file.results], chosen, prompts, max_tokens):
+    for result in run([key for key in wanted if key not in file.cells], chosen, prompts, max_tokens):
         file.add(result)
         console.print(f"{result.method}, {result.column}, {result.context}: {result.accepted_length:.2f}")
-    shown = [file.results[key] for key in wanted]
+    shown = [file.cells[key] for key in wanted]
     for name in methods:
-        console.print(table([r for r in shown if r.method == name], title=f"{name}, W={WINDOW} · {source}"))
+        results = {(r.column, r.context): r for r in shown if r.method == name}
+        headings = {column: column for column, _ in results}
+        console.print(acceptance_table(results, headings, title=f"{name}, W={WINDOW} · {source}"))
     if plot_path is not None:
-        plot(plot_path, file.results.values())
+        plot(plot_path, file.cells.values())
     if different := different_outputs(shown):
         console.print(f"[bold red]Output tokens differ: {', '.join(f'{r.column} at {r.context}' for r in different)}")
         raise typer.Exit(1)
@@ -131,7 +132,6 @@ def measure(
                 method=method,
                 column=label,
                 context=context,
-                max_tokens=max_tokens,
                 tokens=tokens,
                 steps=steps,
                 output=hashlib.sha256(repr(measured.tokens).encode()).hexdigest()[:16],

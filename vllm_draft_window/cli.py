@@ -15,7 +15,7 @@ from .upstream.command import main as upstream_pr
 
 _GIVES_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 _VLLM = {"torch", "transformers", "vllm"}
-_EXTRA = {"libcst", "matplotlib", "numpy", "openai", "prometheus_client", "pydantic", "safetensors"}
+_EXTRA = {"httpx", "libcst", "matplotlib", "numpy", "openai", "prometheus_client", "pydantic", "safetensors", "scipy"}
 
 app = typer.Typer(
     name="draft-window",

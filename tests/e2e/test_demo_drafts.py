@@ -14,7 +14,7 @@ from tools.demo_pair import DEMO_PAIR, DRAFT_FOLDERS, demo_prompts
 from tools.demo_pair.dspark import DSparkConfig, DSparkDraft
 from tools.demo_pair.eagle3 import Eagle3Config, Eagle3Draft
 from tools.demo_pair.export import load_draft, load_target, round_to_bfloat16, save_draft
-from tools.demo_pair.simulate import draft_everywhere, generate
+from tools.demo_pair.simulate import draft_everywhere, generate, sight
 from tools.demo_pair.training import Budget, train_draft
 from vllm_draft_window.measuring.engine import Engine
 
@@ -84,7 +84,7 @@ def test_proposals_are_those_of_vllm(method, target, tmp_path):
         tokens = torch.tensor([[*prompt, *output]])
         with torch.inference_mode():
             context = draft.context(draft.select_features(target(tokens[:, :-1])[1]), tokens)
-        expected = draft_everywhere(draft, context, tokens, first=len(prompt), window=None)[0].tolist()
+        expected = draft_everywhere(draft, context, tokens, first=len(prompt), seen=sight())[0].tolist()
         for anchor, drafts in own:
             # vLLM also drafts after tokens beyond the last that was asked for
             if anchor < tokens.shape[1]:

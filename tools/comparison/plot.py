@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Acceptance against context length, one panel per draft."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
+
+from vllm_draft_window.reporting import figure_and_axes, plot_cells
 
 from .results import Result
 
@@ -18,36 +20,21 @@ STYLES = {
 }
 
 
-def plot(path: Path, all_results: Iterable[Result]) -> None:
+def plot(path: Path, all_results: Collection[Result]) -> None:
     """Draw the first source's results as lines and the others' as rings."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, NullLocator
-
-    every = list(all_results)
-    results, rings = ([r for r in every if (r.source == every[0].source) is first] for first in (True, False))
-    methods = list(dict.fromkeys(r.method for r in results))
-    figure = Figure(figsize=(10.5, 4.2), layout="constrained")
-    panels = figure.subplots(1, len(methods), sharey=True, squeeze=False)[0]
+    every = sorted(all_results, key=lambda r: r.context)
+    source = next(iter(all_results)).source
+    results, rings = ([r for r in every if (r.source == source) is first] for first in (True, False))
+    methods = sorted({r.method for r in results})
+    figure, panels = figure_and_axes({r.context for r in results}, width=10.5, titles=methods)
     for axes, method in zip(panels, methods, strict=True):
-        own = [r for r in results if r.method == method]
-        contexts = sorted({r.context for r in own})
         for column, (color, line, marker) in STYLES.items():
-            cells = sorted((r for r in own if r.column == column), key=lambda r: r.context)
-            if cells:
-                x, y = [r.context for r in cells], [r.accepted_length for r in cells]
-                axes.plot(x, y, color=color, linestyle=line, marker=marker, markersize=5, linewidth=1.4, label=column)
-            measured = [r for r in rings if (r.method, r.column) == (method, column)]
-            x, y = [r.context for r in measured], [r.accepted_length for r in measured]
+            own, others = ([r for r in part if (r.method, r.column) == (method, column)] for part in (results, rings))
+            if own:
+                plot_cells(axes, own, color=color, linestyle=line, marker=marker, markersize=5, label=column)
+            x, y = [r.context for r in others], [r.accepted_length for r in others]
             axes.scatter(x, y, s=130, facecolors="none", edgecolors=color, linewidths=1.2)
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_locator(FixedLocator(contexts))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        axes.set_xlabel("context length, tokens")
-        axes.set_title(method, fontsize=11)
-        axes.grid(alpha=0.3)
-        axes.set_ylim(1, 1.1 * max(r.accepted_length for r in results))
-    panels[0].set_ylabel("accepted length, tokens per target step")
+    panels[0].set_ylim(1, 1.1 * max(r.accepted_length for r in results))
     # The panel with most columns names all of them.
     handles, labels = max((axes.get_legend_handles_labels() for axes in panels), key=lambda found: len(found[1]))
     figure.legend(handles, labels, loc="outside right upper", frameon=False)

@@ -3,65 +3,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from . import DRAFT_FOLDERS
 
-CARD = """\
----
-license: apache-2.0
-language: code
-tags: [speculative-decoding, {tags}, demo]
----
-# Demo pair: a byte-level target and drafts with a short memory
-
-Tiny models that show one effect in minutes on a CPU: a draft trained on contexts of {draft_context} bytes loses
-its acceptance on longer contexts, and a draft window brings it back. They are good for nothing else.
-
-{models}
-
-Held-out text: **{nats:.3f} nats/byte** over contexts of {target_context} bytes. By position: {by_position}.
-
-## Mean accepted length
-Tokens per round (accepted drafts plus the bonus token, at most {most}), greedy, {prompts} held-out prompts,
-{tokens} tokens each, float32 on the published weights. The window ends with the last position of a proposal; its
-start is rounded down to a 16-token cache block.
-
-{tables}
-
-## Use
-A token is a byte; {bos} begins and ends a document, {mask} is the DSpark draft's mask. The tokenizer adds nothing to a
-text. `bash tools/serve_demo.sh` serves the pair; on token ids and in one process:
-
-```python
-from vllm import LLM, SamplingParams, TokensPrompt
-
-llm = LLM(
-    "target",
-    skip_tokenizer_init=True,
-    max_model_len=8320,
-    speculative_config={{"method": "{method}", "model": "{folder}", "num_speculative_tokens": {draft_tokens}}},
-)
-prompt = TokensPrompt(prompt_token_ids=list(open("some_file.py", "rb").read()[:4096]))
-output = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, detokenize=False))
-print(bytes(t for t in output[0].outputs[0].token_ids if t < 256).decode(errors="replace"))
-```
-
-`max_position_embeddings` is {max_positions}, so that engines accept prompts a little over {target_context} bytes;
-beyond the trained length nothing is promised.
-
-## Training
-Text: the standard library of CPython, without the files that the hash of their path holds out. CPython is published
-under the PSF licence; no text of it is part of these folders. The training stops by the clock, so another machine takes
-another number of steps.
-
-{runs}
-
-A draft reads the residual stream entering target layers {feature_layers} and predicts {draft_tokens} tokens from the
-target's own distribution, with weight {decay}^i on token i. {notes}
-
-Licence of the weights: Apache-2.0.
-"""
+CARD = (Path(__file__).parent / "card.md").read_text()
 
 ARCHITECTURES = {"dspark": "Qwen3DSparkModel", "eagle3": "LlamaForCausalLMEagle3"}
 TITLES = {"dspark": "DSpark", "eagle3": "EAGLE3"}

@@ -17,6 +17,20 @@ from .layers import ModelConfig
 from .modeling import BOS_TOKEN_ID, MASK_TOKEN_ID, Draft, DraftConfig, Target
 from .tokenizer import save_tokenizer
 
+# Ours -> as Hugging Face writes it.
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "rms_norm_eps": "rms_norm_eps",
+    "max_position_embeddings": "max_position_embeddings",
+    "rope_theta": "rope_theta",
+}
+
 
 def round_to_bfloat16(model: nn.Module) -> None:
     """Round the weights in place, so that what is measured is what is shipped."""
@@ -100,19 +114,10 @@ def load_draft(folder: Path) -> Draft:
 def _model_keys(config: ModelConfig) -> dict[str, Any]:
     keys = {
         "model_type": "qwen3" if config.qk_norm else "llama",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
+        **{theirs: getattr(config, ours) for ours, theirs in _SIZES.items()},
         "hidden_act": "silu",
         "attention_bias": False,
-        "rms_norm_eps": config.rms_norm_eps,
-        "max_position_embeddings": config.max_position_embeddings,
-        # Transformers 4 reads the first, transformers 5 the second.
-        "rope_theta": config.rope_theta,
+        # Transformers 4 reads rope_theta, transformers 5 this.
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
         "bos_token_id": BOS_TOKEN_ID,
         "eos_token_id": BOS_TOKEN_ID,
@@ -124,19 +129,7 @@ def _model_keys(config: ModelConfig) -> dict[str, Any]:
 
 def _sizes(folder: Path) -> dict[str, Any]:
     written = json.loads((folder / "config.json").read_text())
-    return {
-        "num_layers": written["num_hidden_layers"],
-        "hidden_size": written["hidden_size"],
-        "num_heads": written["num_attention_heads"],
-        "num_kv_heads": written["num_key_value_heads"],
-        "head_dim": written["head_dim"],
-        "intermediate_size": written["intermediate_size"],
-        "vocab_size": written["vocab_size"],
-        "rope_theta": written["rope_parameters"]["rope_theta"],
-        "rms_norm_eps": written["rms_norm_eps"],
-        "qk_norm": written["model_type"] == "qwen3",
-        "max_position_embeddings": written["max_position_embeddings"],
-    }
+    return {ours: written[theirs] for ours, theirs in _SIZES.items()} | {"qk_norm": written["model_type"] == "qwen3"}
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -7,12 +7,17 @@ asked at *every* position of it in one batched pass, and the rounds are walked o
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
 
 import torch
 
 from .corpus import windows_ending_at
 from .modeling import Draft, Target, visible_context
+
+K = TypeVar("K", bound=Hashable)
+Sight = Callable[..., tuple[torch.Tensor, ...]]
+"""Anchors' positions, context length and draft tokens -> what they see, once, or for first and later forwards apart."""
 
 
 @torch.inference_mode()
@@ -51,23 +56,52 @@ def accepted_lengths(
         raise SystemExit(f"the held-out text has {stream.numel()} bytes, the longest context {max(contexts)}")
     # Every context length continues the same places of the text, so that rows differ by context alone.
     ends = torch.linspace(max(contexts), stream.numel(), num_prompts, device=stream.device, dtype=torch.float64).long()
+    columns = {window: (draft, sight(window=window)) for window in windows}
     table: dict[int, dict[int | None, float]] = {}
     for context in contexts:
-        rounds = {window: 0 for window in windows}
-        emitted = dict(rounds)
-        for chunk in ends.split(batch):
-            prompts = windows_ending_at(stream, chunk, context)
-            truth = generate(target, prompts, num_tokens + draft.config.num_draft_tokens)
-            # [P, context + num_tokens]
-            tokens = torch.cat([prompts, truth[:, :num_tokens]], dim=1)
-            known = draft.context(draft.select_features(target(tokens[:, :-1])[1]), tokens)
-            for window in windows:
-                drafted = draft_everywhere(draft, known, tokens, first=context, window=window)
-                for more_tokens, more_rounds in walk(drafted, truth):
-                    emitted[window] += more_tokens
-                    rounds[window] += more_rounds
-        table[context] = {window: emitted[window] / rounds[window] for window in windows}
+        walked, _ = simulate(
+            target, windows_ending_at(stream, ends, context), columns, num_tokens=num_tokens, batch=batch
+        )
+        totals = {window: torch.tensor(rounds).sum(0).tolist() for window, rounds in walked.items()}
+        table[context] = {window: emitted / rounds for window, (emitted, rounds) in totals.items()}
     return table
+
+
+def sight(**options: Any) -> Sight:
+    """One part of the context for all forwards of a proposal; ``options`` are those of :func:`visible_context`."""
+    return lambda positions, **sizes: (visible_context(positions, **sizes, **options),)
+
+
+@torch.inference_mode()
+def simulate(
+    target: Target,
+    # [P, T]
+    prompts: torch.Tensor,
+    columns: Mapping[K, tuple[Draft, Sight]],
+    *,
+    num_tokens: int,
+    batch: int,
+) -> tuple[dict[K, list[tuple[int, int]]], list[list[int]]]:
+    """Emitted tokens and rounds of each prompt by column, and the target's tokens, which are the same for all.
+
+    Args:
+        num_tokens: anchors per prompt, the first of them the prompt's newest token.
+    """
+    size = max(draft.config.num_draft_tokens for draft, _ in columns.values())
+    walked: dict[K, list[tuple[int, int]]] = {key: [] for key in columns}
+    outputs: list[list[int]] = []
+    for chunk in prompts.split(batch):
+        truth, features = generate_with_features(target, chunk, num_tokens + size)
+        outputs += truth.tolist()
+        # [P, T + num_tokens]
+        tokens = torch.cat([chunk, truth[:, :num_tokens]], dim=1)
+        features = [layer[:, : tokens.shape[1] - 1] for layer in features]
+        known: dict[Draft, Any] = {}
+        for key, (draft, seen) in columns.items():
+            if draft not in known:
+                known[draft] = draft.context(draft.select_features(features), tokens)
+            walked[key] += walk(draft_everywhere(draft, known[draft], tokens, first=chunk.shape[1], seen=seen), truth)
+    return walked, outputs
 
 
 @torch.inference_mode()
@@ -79,20 +113,13 @@ def draft_everywhere(
     tokens: torch.Tensor,
     *,
     first: int,
-    window: int | None,
-    alignment: int = 16,
+    seen: Sight,
 ) -> torch.Tensor:
     """Greedy drafts with every position from ``first`` on as the anchor, ``[P, T - first, N]``."""
     length = tokens.shape[1]
     positions = torch.arange(first, length, device=tokens.device)[None]
-    visible = visible_context(
-        positions,
-        context_length=length - 1,
-        num_draft_tokens=draft.config.num_draft_tokens,
-        window=window,
-        alignment=alignment,
-    )
-    return draft(context, tokens[:, first:, None], positions, visible).argmax(-1)
+    visible = seen(positions, context_length=length - 1, num_draft_tokens=draft.config.num_draft_tokens)
+    return draft(context, tokens[:, first:, None], positions, *visible).argmax(-1)
 
 
 @torch.inference_mode()

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from .cells import CellFile
+    from vllm_draft_window.measuring.cells import CellFile
+
     from .engines import Engines
     from .prompts import Prompts
     from .servers import Servers
@@ -66,12 +67,14 @@ def main(
     Ctrl-C is safe: the same command goes on behind the last finished cell. Writes sweep.json, sweep.csv and sweep.png.
     """
     os.environ["VLLM_LOGGING_LEVEL"] = log_level
-    from .cells import CellFile
+    from vllm_draft_window.measuring.cells import CellFile
+    from vllm_draft_window.reporting import acceptance_table
+
     from .engines import Engines
-    from .report import table, write
+    from .report import heading, write
     from .servers import Servers
     from .texts import numbers
-    from .verdict import recommend
+    from .verdict import WindowCell, recommend
 
     console = Console()
     try:
@@ -83,9 +86,10 @@ def main(
         if prompts_file is None and not sweep.is_demo:
             raise ValueError("--prompts-file is needed: acceptance depends on the text, so sweep your own traffic")
         settings = {"prompts": _prompts_key(prompts_file, lengths), "per_cell": prompts, "max_tokens": max_tokens}
-        finished = CellFile(out / "cells.jsonl", settings | sweep.settings, fresh=fresh)
-        missing = finished.missing([None, *sweep.windows], lengths)
-        if missing:
+        finished = CellFile(out / "cells.jsonl", WindowCell, settings | sweep.settings, option="--out", fresh=fresh)
+        columns = [None, *sweep.windows]
+        unfinished = {window: [n for n in lengths if (window, n) not in finished.cells] for window in columns}
+        if missing := {window: rest for window, rest in unfinished.items() if rest}:
             texts = sweep.prompts(prompts_file, lengths, prompts)
             _measure(console, sweep, missing, texts, finished)
     except ValueError as error:
@@ -95,12 +99,13 @@ def main(
         console.print(f"Interrupted; the finished cells are in {out}, and the same command goes on from there.")
         raise typer.Exit(130) from None
     verdict = recommend(finished.cells, sweep.windows, lengths)
-    shown = [None, *sweep.windows]
-    console.print(table(finished.cells, shown, lengths, title=sweep.title))
+    shown = {key: cell for key, cell in finished.cells.items() if key[1] in lengths}
+    title = f"Mean accepted length · {sweep.title}"
+    console.print(acceptance_table(shown, {window: heading(window) for window in columns}, title=title))
     console.print(
         f"[bold]Recommended: {'no window' if verdict.window is None else verdict.window}.[/] {verdict.reason}"
     )
-    paths = write(out, finished.cells, shown, lengths, settings=settings | sweep.settings, verdict=verdict)
+    paths = write(out, finished.cells, columns, lengths, settings=settings | sweep.settings, verdict=verdict)
     console.print(f"Written: {', '.join(map(str, paths))}", highlight=False)
 
 
@@ -112,9 +117,9 @@ def _measure(
     finished: "CellFile",
 ) -> None:
     """Measure the missing cells, and keep each as it is finished."""
-    from .cells import Cell
     from .interrupt import interrupts_kept
     from .report import name
+    from .verdict import WindowCell
 
     counts = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     times = TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn()
@@ -131,7 +136,7 @@ def _measure(
                     started = time.perf_counter()
                     tokens, steps = zip(*measure(context, lambda: progress.advance(task)), strict=True)
                     seconds = time.perf_counter() - started
-                    cell = Cell(window=window, context=context, tokens=tokens, steps=steps, seconds=seconds)
+                    cell = WindowCell(window=window, context=context, tokens=tokens, steps=steps, seconds=seconds)
                     finished.add(cell)
 
 

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures acceptance on a running vLLM server: prompts through its completions API, counts from its ``/metrics``."""
 
-import json
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -32,18 +30,20 @@ class Server:
             ValueError: no vLLM server answers at ``url``.
         """
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._key = os.environ.get("OPENAI_API_KEY", "EMPTY")
-        self._client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=self._key, max_retries=0, timeout=3600)
+        key = os.environ.get("OPENAI_API_KEY", "EMPTY")
+        self._client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=3600)
         self.model = self._ask(self._client.models.list).data[0].id
 
     def tokenize(self, text: str) -> list[int]:
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
-        return json.loads(self._fetch("/tokenize", json.dumps(body).encode()))["tokens"]
+        response = self._ask(lambda: self._client.post(f"{self.url}/tokenize", body=body, cast_to=httpx.Response))
+        return response.json()["tokens"]
 
     def counters(self) -> dict[str, float]:
         """Totals over all engines of the server; only those that it has."""
         totals: dict[str, float] = {}
-        for family in text_string_to_metric_families(self._fetch("/metrics")):
+        response = self._ask(lambda: self._client.get(f"{self.url}/metrics", cast_to=httpx.Response))
+        for family in text_string_to_metric_families(response.text):
             for sample in family.samples:
                 if sample.name in (DRAFTS, ACCEPTED, BUILDS, FINISHED):
                     totals[sample.name] = totals.get(sample.name, 0) + sample.value
@@ -90,18 +90,9 @@ class Server:
         try:
             return request()
         except openai.APIStatusError as error:
-            raise ValueError(f"{self.url} refused: {error.message}") from None
+            doubt = "; is it a vLLM server?" if error.status_code == 404 else ""
+            raise ValueError(f"{error.request.url} refused: {error.message}{doubt}") from None
         except openai.APIConnectionError:
-            raise ValueError(f"no vLLM server answers at {self.url}; start it first, then wait for /health") from None
-
-    def _fetch(self, path: str, body: bytes | None = None) -> str:
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._key}"}
-        try:
-            with urllib.request.urlopen(urllib.request.Request(self.url + path, body, headers), timeout=60) as response:
-                return response.read().decode()
-        except urllib.error.HTTPError as error:
-            raise ValueError(f"{self.url}{path} answered {error.code} {error.reason}; is it a vLLM server?") from None
-        except OSError:
             raise ValueError(f"no vLLM server answers at {self.url}; start it first, then wait for /health") from None
 
 

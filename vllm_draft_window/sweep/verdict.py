@@ -1,33 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intervals over prompts, and which window they recommend."""
+"""Which window the measured cells recommend."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from .cells import Cell
-
-RESAMPLES = 4000
-LEVEL = 95
-
-Cells = Mapping[tuple[int | None, int], Cell]
+from vllm_draft_window.measuring.cells import LEVEL, Cell, interval
 
 
-def resample(cell: Cell) -> np.ndarray:
-    """Accepted lengths of ``RESAMPLES`` draws of prompts with replacement, [RESAMPLES].
+@dataclass(frozen=True, kw_only=True)
+class WindowCell(Cell):
+    """``window`` in tokens; ``None`` is without a window."""
 
-    Cells of one context length draw the same prompts, so that their difference is a paired one.
-    """
-    # [RESAMPLES, num_prompts]
-    drawn = np.random.default_rng(cell.context).integers(0, len(cell.steps), (RESAMPLES, len(cell.steps)))
-    return np.array(cell.tokens)[drawn].sum(1) / np.array(cell.steps)[drawn].sum(1)
+    window: int | None
+
+    @property
+    def key(self) -> tuple[int | None, int]:
+        return self.window, self.context
 
 
-def interval(samples: np.ndarray) -> tuple[float, float]:
-    """Percentile interval of ``LEVEL`` percent."""
-    low, high = np.percentile(samples, [(100 - LEVEL) / 2, (100 + LEVEL) / 2])
-    return float(low), float(high)
+Cells = Mapping[tuple[int | None, int], WindowCell]
+"""By window, ``None`` for none, and context length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +38,7 @@ def recommend(cells: Cells, windows: Sequence[int], contexts: Sequence[int]) -> 
     *Measurably*: the paired interval of the difference does not hold 0. A window's score is its accepted length, meaned
     over the context lengths.
     """
-    samples = {key: resample(cell) for key, cell in cells.items()}
+    samples = {key: cell.resampled for key, cell in cells.items()}
     # [RESAMPLES] by window
     scores = {window: np.mean([samples[window, n] for n in contexts], axis=0) for window in (None, *windows)}
 

@@ -9,16 +9,17 @@ from rich.console import Console
 
 from tools.comparison.columns import Steps, columns
 from tools.comparison.plot import STYLES, plot
-from tools.comparison.results import Result, ResultFile, different_outputs, table
+from tools.comparison.results import Result, different_outputs
 from tools.demo_pair.eagle3 import Eagle3Config, Eagle3Draft
 from tools.demo_pair.modeling import visible_context
+from vllm_draft_window.measuring.cells import CellFile
+from vllm_draft_window.reporting import acceptance_table
 
 RESULT = Result(
     source="simulation",
     method="eagle3",
     column="off",
     context=512,
-    max_tokens=24,
     tokens=(24, 26),
     steps=(12, 8),
     output="a",
@@ -29,17 +30,18 @@ RESULT = Result(
 def test_results_survive_a_restart(tmp_path):
     path = tmp_path / "results.jsonl"
     results = [RESULT, replace(RESULT, column="window", steps=(6, 4))]
-    file = ResultFile(path, max_tokens=24)
+    file = CellFile(path, Result, {"max_tokens": 24}, option="--json")
     for result in results:
         file.add(result)
-    assert list(ResultFile(path, max_tokens=24).results.values()) == results
-    with pytest.raises(ValueError, match="--max-tokens 24"):
-        ResultFile(path, max_tokens=32)
+    again = CellFile(path, Result, {"max_tokens": 24}, option="--json")
+    assert list(again.cells.values()) == results
+    with pytest.raises(ValueError, match="another max_tokens; choose another --json$"):
+        CellFile(path, Result, {"max_tokens": 32}, option="--json")
 
 
 def test_accepted_length_and_interval():
     assert RESULT.accepted_length == 50 / 20
-    assert RESULT.interval() == (24 / 12, 26 / 8)
+    assert RESULT.interval == (24 / 12, 26 / 8)
 
 
 def test_options_must_not_change_the_output():
@@ -53,7 +55,8 @@ def test_options_must_not_change_the_output():
 
 def test_table_leaves_out_what_was_not_measured():
     console = Console(width=100, record=True)
-    console.print(table([RESULT, replace(RESULT, column="window", context=1024)], title="t"))
+    cells = {("off", 512): RESULT, ("window", 1024): replace(RESULT, column="window", context=1024)}
+    console.print(acceptance_table(cells, {"off": "off", "window": "window"}, title="t"))
     rows = [line.split("│")[1:-1] for line in console.export_text().splitlines() if line.startswith("│")]
     assert [[cell.strip() for cell in row] for row in rows] == [
         ["512", "2.50 (2.00-3.25)", ""],
