@@ -6,6 +6,7 @@ import importlib.metadata
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from rich.console import Console
 from tools.comparison.columns import Column, columns, limit_to
 from tools.comparison.plot import plot
 from tools.comparison.results import Key, Result, different_outputs
-from tools.demo_pair import DRAFT_FOLDERS, NUM_SPECULATIVE_TOKENS
+from tools.demo_pair import DRAFT_FOLDERS, NUM_SPECULATIVE_TOKENS, demo_prompts, demo_speculation
 from vllm_draft_window.measuring.cells import CellFile
 from vllm_draft_window.reporting import acceptance_table
 from vllm_draft_window.sweep.texts import numbers
@@ -69,8 +70,8 @@ def main(
         for n in lengths
         if not (column.is_experiment and name == "dspark")
     ]
-    run = _simulate if simulation else _run
-    for result in run([key for key in wanted if key not in file.cells], chosen, prompts, max_tokens):
+    run = _simulate if simulation else run_engines
+    for result in run(console, [key for key in wanted if key not in file.cells], chosen, prompts, max_tokens):
         file.add(result)
         console.print(f"{result.method}, {result.column}, {result.context}: {result.accepted_length:.2f}")
     shown = [file.cells[key] for key in wanted]
@@ -92,7 +93,9 @@ def _chosen(option: str, text: str | None, known: dict[str, Any]) -> dict[str, A
     return {name: known[name] for name in names}
 
 
-def _simulate(missing: Sequence[Key], chosen: dict[str, Column], prompts: int, max_tokens: int) -> Iterator[Result]:
+def _simulate(
+    console: Console, missing: Sequence[Key], chosen: dict[str, Column], prompts: int, max_tokens: int
+) -> Iterator[Result]:
     from tools.comparison.simulated import simulate
 
     for context in sorted({context for *_, context in missing}):
@@ -100,43 +103,45 @@ def _simulate(missing: Sequence[Key], chosen: dict[str, Column], prompts: int, m
         yield from simulate(cells, chosen, context, prompts=prompts, max_tokens=max_tokens)
 
 
-def _run(missing: Sequence[Key], chosen: dict[str, Column], prompts: int, max_tokens: int) -> Iterator[Result]:
-    """One engine for each draft and column, every context length through it."""
-    for (source, name, label), keys in itertools.groupby(missing, key=lambda key: key[:3]):
-        contexts = [context for *_, context in keys]
-        yield from measure(source, name, label, chosen[label], contexts, prompts, max_tokens)
-
-
-def measure(
-    source: str, method: str, label: str, column: Column, contexts: list[int], prompts: int, max_tokens: int
+def run_engines(
+    console: Console, missing: Sequence[Key], chosen: dict[str, Column], prompts: int, max_tokens: int
 ) -> Iterator[Result]:
-    """One engine, every context length through it."""
-    from tools.demo_pair import demo_prompts, demo_speculation
-    from vllm_draft_window.measuring.engine import Engine
+    """One engine for each draft and column, every context length through it."""
+    from vllm_draft_window.measuring.columns import Measure, measure_columns
+    from vllm_draft_window.measuring.engine import Engine, Measurement
 
-    # The last step that counts may go on beyond ``max_tokens``.
-    total = max_tokens + NUM_SPECULATIVE_TOKENS
-    with Engine(
-        speculative_config=demo_speculation(method),
-        additional_config=column.options,
-        max_model_len=max(contexts) + 256,
-        max_num_seqs=min(prompts, 16),
-        kv_cache_memory_bytes=1 << 30,
-    ) as engine:
-        limit_to(column.steps, engine.speculator)
-        for context in contexts:
-            measured = engine.run(demo_prompts(prompts, context), max_tokens=total)
-            tokens, steps = zip(*measured.target_steps(max_tokens), strict=True)
-            yield Result(
-                source=source,
-                method=method,
-                column=label,
-                context=context,
-                tokens=tokens,
-                steps=steps,
-                output=hashlib.sha256(repr(measured.tokens).encode()).hexdigest()[:16],
-                seconds=round(measured.seconds, 1),
+    contexts = {key[:3]: [key[3] for key in keys] for key, keys in itertools.groupby(missing, key=lambda key: key[:3])}
+
+    @contextmanager
+    def opened(key: tuple[str, str, str]) -> Iterator[Measure[Measurement]]:
+        _, method, label = key
+        with Engine(
+            speculative_config=demo_speculation(method),
+            additional_config=chosen[label].options,
+            max_model_len=max(contexts[key]) + 256,
+            max_num_seqs=min(prompts, 16),
+            kv_cache_memory_bytes=1 << 30,
+        ) as engine:
+            limit_to(chosen[label].steps, engine.speculator)
+            # The last step that counts may go on beyond ``max_tokens``.
+            total = max_tokens + NUM_SPECULATIVE_TOKENS
+            yield lambda context, on_finished: engine.run(
+                demo_prompts(prompts, context), max_tokens=total, on_finished=on_finished
             )
+
+    columns = measure_columns(console, contexts, opened, prompts=prompts, name=lambda key: f"{key[1]}, {key[2]}")
+    for (source, method, label), context, measured, seconds in columns:
+        tokens, steps = zip(*measured.target_steps(max_tokens), strict=True)
+        yield Result(
+            source=source,
+            method=method,
+            column=label,
+            context=context,
+            tokens=tokens,
+            steps=steps,
+            output=hashlib.sha256(repr(measured.tokens).encode()).hexdigest()[:16],
+            seconds=round(seconds, 1),
+        )
 
 
 if __name__ == "__main__":

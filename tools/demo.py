@@ -8,14 +8,14 @@ not trained on. The exit status is 1 where any output token differs from the tar
 import importlib.metadata
 import json
 import os
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 CONTEXTS = (512, 2048, 4096)
@@ -80,7 +80,8 @@ def _measure(
 ) -> tuple[dict[str, dict[int, Any]], dict[str, str]]:
     """One engine at a time, every context through each; returns measurements by engine and context."""
     from tools.demo_pair import demo_prompts, demo_speculation
-    from vllm_draft_window.measuring.engine import Engine
+    from vllm_draft_window.measuring.columns import Measure, measure_columns
+    from vllm_draft_window.measuring.engine import Engine, Measurement
 
     speculation = demo_speculation(method)
     configurations: dict[str, dict[str, Any]] = {
@@ -89,26 +90,27 @@ def _measure(
         "on": {"speculative_config": speculation, "additional_config": {"draft_window_size": window}},
     }
     texts = {context: demo_prompts(prompts, context) for context in contexts}
-    measurements: dict[str, dict[int, Any]] = {}
-    speculator = ""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("starting", total=len(configurations) * len(contexts) * prompts)
-        for name, configuration in configurations.items():
-            progress.update(task, description=f"{name}: starting the engine")
-            with Engine(
-                max_model_len=max(contexts) + 256,
-                max_num_seqs=min(prompts, 16),
-                kv_cache_memory_bytes=(1 << 30) if max(contexts) <= 4096 else (2 << 30),
-                **configuration,
-            ) as engine:
-                for context in contexts:
-                    progress.update(task, description=f"{name}: {context} tokens")
-                    measurements.setdefault(name, {})[context] = engine.run(
-                        texts[context], max_tokens=max_tokens, on_finished=lambda: progress.advance(task)
-                    )
-                runner, speculator = type(engine.runner).__name__, type(engine.speculator).__name__
-    return measurements, {"vllm": importlib.metadata.version("vllm"), "runner": runner, "speculator": speculator}
+    names = {"vllm": importlib.metadata.version("vllm")}
+
+    @contextmanager
+    def opened(name: str) -> Iterator[Measure[Measurement]]:
+        with Engine(
+            max_model_len=max(contexts) + 256,
+            max_num_seqs=min(prompts, 16),
+            kv_cache_memory_bytes=(1 << 30) if max(contexts) <= 4096 else (2 << 30),
+            **configurations[name],
+        ) as engine:
+            names.update(runner=type(engine.runner).__name__, speculator=type(engine.speculator).__name__)
+            yield lambda context, on_finished: engine.run(
+                texts[context], max_tokens=max_tokens, on_finished=on_finished
+            )
+
+    measurements: dict[str, dict[int, Measurement]] = {name: {} for name in configurations}
+    for name, context, measured, _ in measure_columns(
+        console, dict.fromkeys(configurations, contexts), opened, prompts=prompts
+    ):
+        measurements[name][context] = measured
+    return measurements, names
 
 
 def _table(rows: list[dict[str, Any]], window: int, engine: dict[str, str]) -> Table:
@@ -128,5 +130,4 @@ def _table(rows: list[dict[str, Any]], window: int, engine: dict[str, str]) -> T
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     typer.run(main)

@@ -17,4 +17,4 @@ done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tools/setup_env.sh
 setup_env .venv 0.27.1 tools >&2
-exec .venv/bin/python tools/demo.py "${args[@]}" "${json[@]}"
+exec .venv/bin/python -m tools.demo "${args[@]}" "${json[@]}"

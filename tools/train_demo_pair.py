@@ -30,7 +30,7 @@ from tools.demo_pair.export import load_target, round_to_bfloat16, save_draft, s
 from tools.demo_pair.layers import ModelConfig
 from tools.demo_pair.modeling import BOS_TOKEN_ID, MASK_TOKEN_ID, Draft, Target
 from tools.demo_pair.simulate import accepted_lengths, nats_per_byte
-from tools.demo_pair.training import Budget, train_draft, train_target
+from tools.demo_pair.training import Budget, Outcome, train_draft, train_target
 
 
 def main() -> None:
@@ -60,9 +60,8 @@ def main() -> None:
     target.requires_grad_(False)
 
     torch.manual_seed(args.seed + 1)
-    draft: Draft = {"dspark": lambda: DSparkDraft(DSparkConfig()), "eagle3": lambda: Eagle3Draft(Eagle3Config())}[
-        args.method
-    ]().to(device)
+    draft: Draft = DSparkDraft(DSparkConfig()) if args.method == "dspark" else Eagle3Draft(Eagle3Config())
+    draft.to(device)
     draft.start_from(target)
     if args.compile:
         draft.compile()
@@ -82,10 +81,8 @@ def main() -> None:
         str(context): {"full" if window is None else str(window): round(value, 4) for window, value in row.items()}
         for context, row in table.items()
     }
-    print(
-        "mean accepted length (accepted drafts + bonus token)\n" + acceptance_table(record["mean_accepted_length"]),
-        flush=True,
-    )
+    print("mean accepted length (accepted drafts + bonus token)")
+    print(acceptance_table(record["mean_accepted_length"]), flush=True)
     metrics["drafts"][args.method] = record
     (args.out / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
     (args.out / "README.md").write_text(model_card(metrics))
@@ -100,29 +97,17 @@ def _train_target(
     held_out: torch.Tensor,
 ) -> dict[str, Any]:
     """Train and write the target; returns its record."""
-    outcome = train_target(
-        target,
-        train_stream,
-        context=args.target_context,
-        batch=args.target_batch,
-        seed=args.seed,
-        budget=Budget(args.target_seconds, args.steps),
-        learning_rate=args.learning_rate,
-    )
+    sizes = {"context": args.target_context, "batch": args.target_batch}
+    budget = Budget(args.target_seconds, args.steps)
+    learning = {"seed": args.seed, "budget": budget, "learning_rate": args.learning_rate}
+    outcome = train_target(target, train_stream, **sizes, **learning)
     # A draft must learn the features of the weights that are shipped.
     round_to_bfloat16(target)
     size = save_target(target, args.out / "target")
     nats = nats_per_byte(target, held_out, context=args.target_context, max_windows=args.eval_prompts)
     print("held-out nats/byte: " + ", ".join(f"{where} {value:.4f}" for where, value in nats.items()), flush=True)
-    return asdict(outcome) | {
-        "parameters": sum(p.numel() for p in target.parameters()),
-        "bytes": size,
-        "context": args.target_context,
-        "batch": args.target_batch,
-        "max_position_embeddings": target.config.max_position_embeddings,
-        "nats_per_byte": nats,
-        "run": _run_record(args, corpus),
-    }
+    positions = {"max_position_embeddings": target.config.max_position_embeddings, "nats_per_byte": nats}
+    return _record(target, outcome, size) | sizes | positions | {"run": _run_record(args, corpus)}
 
 
 def _train_draft(
@@ -133,33 +118,28 @@ def _train_draft(
     train_stream: torch.Tensor,
 ) -> dict[str, Any]:
     """Train and write a draft; returns its record."""
-    outcome = train_draft(
-        draft,
-        target,
-        train_stream,
-        context=args.draft_context,
-        batch=args.draft_batch,
-        anchors=args.anchors,
-        loss_decay=args.loss_decay,
-        seed=args.seed + 1,
-        budget=Budget(args.draft_seconds, args.steps),
-        learning_rate=args.learning_rate,
-    )
+    sizes = {"context": args.draft_context, "batch": args.draft_batch}
+    sizes |= {"anchors": args.anchors, "loss_decay": args.loss_decay}
+    budget = Budget(args.draft_seconds, args.steps)
+    learning = {"seed": args.seed + 1, "budget": budget, "learning_rate": args.learning_rate}
+    outcome = train_draft(draft, target, train_stream, **sizes, **learning)
     round_to_bfloat16(draft)
     # Written before the measurement, so that a failure there does not lose the training.
     size = save_draft(draft, args.out / DRAFT_FOLDERS[args.method], num_target_layers=target.config.num_layers)
-    return asdict(outcome) | {
-        "parameters": sum(p.numel() for p in draft.parameters()),
-        "bytes": size,
-        "context": args.draft_context,
-        "batch": args.draft_batch,
-        "anchors": args.anchors,
-        "loss_decay": args.loss_decay,
-        "num_draft_tokens": draft.config.num_draft_tokens,
-        "target_layer_ids": list(draft.config.target_layer_ids),
-        "evaluation": {"prompts": args.eval_prompts, "tokens": args.eval_tokens},
-        "run": _run_record(args, corpus),
-    }
+    return (
+        _record(draft, outcome, size)
+        | sizes
+        | {
+            "num_draft_tokens": draft.config.num_draft_tokens,
+            "target_layer_ids": list(draft.config.target_layer_ids),
+            "evaluation": {"prompts": args.eval_prompts, "tokens": args.eval_tokens},
+            "run": _run_record(args, corpus),
+        }
+    )
+
+
+def _record(model: torch.nn.Module, outcome: Outcome, size: int) -> dict[str, Any]:
+    return asdict(outcome) | {"parameters": sum(p.numel() for p in model.parameters()), "bytes": size}
 
 
 def _run_record(args: argparse.Namespace, corpus: Corpus) -> dict[str, Any]:

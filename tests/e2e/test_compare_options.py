@@ -2,8 +2,9 @@
 """The comparison on real vLLM and its simulation count the same tokens and steps, prompt by prompt."""
 
 import pytest
+from rich.console import Console
 
-from tools.compare_options import measure
+from tools.compare_options import run_engines
 from tools.comparison.columns import columns
 from tools.comparison.simulated import simulate
 
@@ -20,5 +21,5 @@ CONTEXT, PROMPTS, MAX_TOKENS = 400, 2, 10
 def test_simulation_is_the_engine(method, names):
     cells = [(method, name) for name in names]
     for expected in simulate(cells, COLUMNS, CONTEXT, prompts=PROMPTS, max_tokens=MAX_TOKENS):
-        (result,) = measure("", method, expected.column, COLUMNS[expected.column], [CONTEXT], PROMPTS, MAX_TOKENS)
+        (result,) = run_engines(Console(), [("", method, expected.column, CONTEXT)], COLUMNS, PROMPTS, MAX_TOKENS)
         assert (result.tokens, result.steps) == (expected.tokens, expected.steps), expected.column

@@ -145,7 +145,10 @@ def test_figures_are_those_of_the_model_card():
 
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib: pip install '.[tools]'")
-@pytest.mark.parametrize(("name", "picture"), [("acceptance", "acceptance_demo_pair"), ("step", "window_in_a_step")])
+@pytest.mark.parametrize(
+    ("name", "picture"),
+    [("acceptance", "acceptance_demo_pair"), ("options", "acceptance_options"), ("step", "window_in_a_step")],
+)
 def test_pictures_can_be_drawn_again(name, picture, tmp_path):
     module = import_module(f"tools.figures.{name}")
     assert module.PICTURE.relative_to(DOCS) == Path("assets", f"{picture}.png")

@@ -78,18 +78,10 @@ def _models(target: dict[str, Any], drafts: dict[str, dict[str, Any]]) -> str:
 
 def _runs(records: dict[str, dict[str, Any]]) -> str:
     rows = [["", "trained with", "training text", "held out", "SHA-256 of the text"]]
-    for name, record in records.items():
-        run = record["run"]
-        corpus = run["corpus"]
-        rows.append(
-            [
-                TITLES.get(name, name),
-                f"torch {run['torch']}, {run['device']}, seed {run['seed']}",
-                f"Python {run['python']}: {corpus['files']} files, {corpus['bytes']:,} bytes",
-                f"{corpus['held_out_files']} files",
-                f"`{corpus['sha256']}`",
-            ]
-        )
+    for name, run in ((TITLES.get(name, name), record["run"]) for name, record in records.items()):
+        how, corpus = f"torch {run['torch']}, {run['device']}, seed {run['seed']}", run["corpus"]
+        text = f"Python {run['python']}: {corpus['files']} files, {corpus['bytes']:,} bytes"
+        rows.append([name, how, text, f"{corpus['held_out_files']} files", f"`{corpus['sha256']}`"])
     return _markdown(rows)
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from .modeling import BOS_TOKEN_ID, MASK_TOKEN_ID
 
@@ -14,7 +15,7 @@ BOS, MASK = "<|bos|>", "<|mask|>"
 
 def byte_tokenizer() -> Tokenizer:
     """Token ids are the bytes of the text in UTF-8; nothing is added in front, so any cut of a text is a prompt."""
-    tokenizer = Tokenizer(models.BPE(vocab={char: byte for byte, char in _byte_alphabet().items()}, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab={char: byte for byte, char in bytes_to_unicode().items()}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(BOS, special=True), AddedToken(MASK, special=True)])
@@ -34,13 +35,6 @@ def save_tokenizer(folder: Path) -> None:
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
-
-
-def _byte_alphabet() -> dict[int, str]:
-    """The character that stands for each byte in a byte-level vocabulary: itself if it prints, else one from U+0100."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return {byte: chr(byte if byte in printable else next(others)) for byte in range(256)}
 
 
 if __name__ == "__main__":

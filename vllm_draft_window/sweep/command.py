@@ -3,20 +3,11 @@
 
 import hashlib
 import os
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-if TYPE_CHECKING:
-    from vllm_draft_window.measuring.cells import CellFile
-
-    from .engines import Engines
-    from .prompts import Prompts
-    from .servers import Servers
 
 MIN_PROMPTS = 16
 """Fewer prompts than this say nothing about acceptance."""
@@ -68,10 +59,11 @@ def main(
     """
     os.environ["VLLM_LOGGING_LEVEL"] = log_level
     from vllm_draft_window.measuring.cells import CellFile
+    from vllm_draft_window.measuring.columns import measure_columns
     from vllm_draft_window.reporting import acceptance_table
 
     from .engines import Engines
-    from .report import heading, write
+    from .report import heading, name, write
     from .servers import Servers
     from .texts import numbers
     from .verdict import WindowCell, recommend
@@ -91,7 +83,15 @@ def main(
         unfinished = {window: [n for n in lengths if (window, n) not in finished.cells] for window in columns}
         if missing := {window: rest for window, rest in unfinished.items() if rest}:
             texts = sweep.prompts(prompts_file, lengths, prompts)
-            _measure(console, sweep, missing, texts, finished)
+            for window, context, counted, seconds in measure_columns(
+                console,
+                missing,
+                lambda window: sweep.measuring(window, texts),
+                prompts=prompts,
+                name=lambda window: f"window {name(window)}",
+            ):
+                tokens, steps = zip(*counted, strict=True)
+                finished.add(WindowCell(window=window, context=context, tokens=tokens, steps=steps, seconds=seconds))
     except ValueError as error:
         console.print(f"[bold red]error:[/] {error}", highlight=False)
         raise typer.Exit(2) from None
@@ -107,37 +107,6 @@ def main(
     )
     paths = write(out, finished.cells, columns, lengths, settings=settings | sweep.settings, verdict=verdict)
     console.print(f"Written: {', '.join(map(str, paths))}", highlight=False)
-
-
-def _measure(
-    console: Console,
-    sweep: "Servers | Engines",
-    missing: dict[int | None, list[int]],
-    prompts: "Prompts",
-    finished: "CellFile",
-) -> None:
-    """Measure the missing cells, and keep each as it is finished."""
-    from .interrupt import interrupts_kept
-    from .report import name
-    from .verdict import WindowCell
-
-    counts = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    times = TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn()
-    with interrupts_kept() as check, Progress(*counts, *times, console=console) as progress:
-        total = sum(len(prompts[context]) for contexts in missing.values() for context in contexts)
-        task = progress.add_task("", total=total)
-        for window, contexts in missing.items():
-            check()
-            progress.update(task, description=f"window {name(window)}: starting")
-            with sweep.measuring(window, prompts) as measure:
-                for context in contexts:
-                    check()
-                    progress.update(task, description=f"window {name(window)}, {context} tokens")
-                    started = time.perf_counter()
-                    tokens, steps = zip(*measure(context, lambda: progress.advance(task)), strict=True)
-                    seconds = time.perf_counter() - started
-                    cell = WindowCell(window=window, context=context, tokens=tokens, steps=steps, seconds=seconds)
-                    finished.add(cell)
 
 
 def _prompts_key(path: Path | None, contexts: list[int]) -> str:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from vllm_draft_window.clone import require_clone
+from vllm_draft_window.measuring.columns import Measure
 
-from .prompts import Measure, Prompts, load_prompts
+from .prompts import Counted, Prompts, load_prompts
 from .texts import json_object, numbers
 
 
@@ -65,7 +66,7 @@ class Engines:
         return load_prompts(path, contexts, count, lambda text: tokenizer.encode(text, add_special_tokens=False))
 
     @contextmanager
-    def measuring(self, window: int | None, prompts: Prompts) -> Iterator[Measure]:
+    def measuring(self, window: int | None, prompts: Prompts) -> Iterator[Measure[Counted]]:
         from vllm_draft_window.measuring.engine import Engine
 
         options = {} if window is None else {"additional_config": {"draft_window_size": window}}
@@ -75,7 +76,7 @@ class Engines:
                     f"draft_window_size={window} is not in force with this draft; --log-level INFO shows vLLM's reason"
                 )
 
-            def measure(context: int, on_finished: Callable[[], None]) -> list[tuple[int, int]]:
+            def measure(context: int, on_finished: Callable[[], None]) -> Counted:
                 measurement = engine.run(prompts[context], max_tokens=self._total_tokens, on_finished=on_finished)
                 return measurement.target_steps(self._max_tokens)
 

@@ -14,8 +14,8 @@ MIN_DISTANCE = 64
 
 Prompts = dict[int, list[list[int]]]
 """Token ids by context length."""
-Measure = Callable[[int, Callable[[], None]], list[tuple[int, int]]]
-"""Context length and what to call after each prompt -> tokens and target steps of each prompt."""
+Counted = list[tuple[int, int]]
+"""Tokens and target steps of each prompt."""
 Tokenize = Callable[[str], Sequence[int]]
 
 

@@ -11,7 +11,9 @@ import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
-from .prompts import Measure, Prompts, load_prompts
+from vllm_draft_window.measuring.columns import Measure
+
+from .prompts import Counted, Prompts, load_prompts
 from .texts import numbers
 
 DRAFTS = "vllm:spec_decode_num_drafts_total"
@@ -120,7 +122,7 @@ class Servers:
         return load_prompts(path, contexts, count, self._servers[None].tokenize)
 
     @contextmanager
-    def measuring(self, window: int | None, prompts: Prompts) -> Iterator[Measure]:
+    def measuring(self, window: int | None, prompts: Prompts) -> Iterator[Measure[Counted]]:
         server = self._servers[window]
         yield lambda context, on_finished: server.measure(
             prompts[context], max_tokens=self._max_tokens, on_finished=on_finished

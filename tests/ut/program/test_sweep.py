@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from vllm_draft_window.measuring.cells import CellFile
-from vllm_draft_window.sweep.interrupt import interrupts_kept
+from vllm_draft_window.measuring.interrupt import interrupts_kept
 from vllm_draft_window.sweep.prompts import MIN_DISTANCE, load_prompts
 from vllm_draft_window.sweep.report import rows, write
 from vllm_draft_window.sweep.texts import json_object, numbers

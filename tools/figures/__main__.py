@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws the pictures of ``docs/assets`` again, but for a GPU's: ``draft-window bench run --plot`` makes that one."""
+
+from . import acceptance, options, step
+
+for module in (acceptance, options, step):
+    module.draw(module.PICTURE)
+    print(module.PICTURE)
