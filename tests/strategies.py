@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hypothesis strategies for windows, groups and batches, and the geometry that belongs to a case of the oracle."""
+"""Hypothesis strategies for windows, groups and batches."""
 
 import numpy as np
 from hypothesis import strategies as st
 
 from tests.oracle import Case
-from vllm_ascend.draft_window.geometry import WindowGeometry
-
-MAX_BLOCK_ID = 2**31 - 1
 
 
 @st.composite
@@ -46,25 +43,3 @@ def batches(draw: st.DrawFn, case: Case) -> np.ndarray:
         st.integers(max(case.queries, case.limit - 3), case.limit + 8),
     )
     return np.array(draw(st.lists(lengths, min_size=1, max_size=5)), dtype=np.int32)
-
-
-def geometry_of(case: Case) -> WindowGeometry:
-    return WindowGeometry(
-        window=case.window,
-        block_sizes=case.block_sizes,
-        full_columns=case.full_columns,
-        max_model_len=case.max_model_len,
-        max_queries=case.queries,
-        max_lookahead=case.lookahead if case.first_lookahead is None else case.first_lookahead,
-        sink=case.sink,
-        min_context=case.min_context,
-    )
-
-
-def full_tables(case: Case, num_rows: int, seed: int) -> list[np.ndarray]:
-    """Full block tables with ids over the whole int32 range; every column is non-zero, as stale columns may be."""
-    rng = np.random.default_rng(seed)
-    return [
-        rng.integers(1, MAX_BLOCK_ID, size=(num_rows, columns), dtype=np.int32, endpoint=True)
-        for columns in case.full_columns
-    ]

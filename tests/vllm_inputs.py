@@ -9,8 +9,8 @@ import vllm.v1.worker.cpu.shm  # noqa: F401  (replaces pinned memory by plain me
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.input_batch import InputBuffers
 
+from tests.cases import full_tables, geometry_of
 from tests.oracle import Case
-from tests.strategies import full_tables, geometry_of
 from vllm_ascend.draft_window.inputs import WindowedInputs
 
 CPU = torch.device("cpu")

@@ -8,14 +8,14 @@ import typer
 from .bench.command import app as bench
 from .clone import NeedsClone
 from .doctor.command import main as doctor
-from .parity.command import main as parity
+from .parity import main as parity
 from .planner.command import main as plan
 from .sweep.command import main as sweep
 from .upstream.command import main as upstream_pr
 
 _GIVES_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-_VLLM = {"torch", "transformers", "vllm"}
-_EXTRA = {"httpx", "libcst", "matplotlib", "numpy", "openai", "prometheus_client", "pydantic", "safetensors", "scipy"}
+_OURS = {"tests", "tools", "vllm_ascend", "vllm_draft_window"}
+_VLLM = {"torch", "transformers", "triton", "vllm"}
 
 app = typer.Typer(
     name="draft-window",
@@ -42,8 +42,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         command = " ".join(["draft-window", *sys.argv[1:2]])
+        if missing in _OURS:
+            raise
         if missing in _VLLM:
             sys.exit(f"{command} needs {missing}: run it with the Python that serves, or install vLLM")
-        if missing in _EXTRA:
-            sys.exit(f"{command} needs {missing}: pip install 'vllm-draft-window[tools]'")
-        raise
+        sys.exit(f"{command} needs {missing}: pip install 'vllm-draft-window[tools]'")

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests import oracle
+from tests.cases import full_tables, geometry_of
 from tests.e2e.recorder import Recorder
 from tests.e2e.test_lossless import WINDOW, mixed_prompts
 from tests.oracle import Case
-from tests.strategies import full_tables, geometry_of
 from tools.demo_pair import DEMO_SPECULATION
 from vllm_ascend.draft_window import inputs
 from vllm_draft_window.measuring.engine import Engine

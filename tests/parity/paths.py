@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from tests import oracle
+from tests.cases import full_tables
 from tests.parity.batches import ParityBatch
-from tests.strategies import full_tables
 from tests.ut.spec_decode.metadata import make_metadata
 from tests.vllm_inputs import Batch
 from vllm_ascend.spec_decode.sliding_window import SlidingWindowAdapter

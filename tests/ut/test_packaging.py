@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel: it adds files to vLLM-Ascend's package tree, replaces none, and also works where there is no such tree."""
+"""The wheel: it adds files to vLLM-Ascend's package tree, replaces none, works where there is no such tree, and brings
+a program that runs where nothing else is installed.
+"""
 
+import email
+import importlib.metadata
 import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).parents[2]
 OURS = "vllm_ascend/draft_window/"
@@ -36,6 +42,76 @@ def test_no_init_file_in_a_folder_that_upstream_owns(wheel):
     names = [name for name in wheel.namelist() if not name.startswith(("vllm_draft_window/", "vllm_draft_window-"))]
     assert OURS + "geometry.py" in names
     assert [name for name in names if not name.startswith(OURS)] == ["vllm_ascend/spec_decode/sliding_window.py"]
+
+
+# The program, where nothing is installed but the wheel and what it depends on.
+
+
+def needed_by(*names: str) -> Iterator[str]:
+    """The distributions and, recursively, those that they need here; ``packaging`` knows which apply."""
+    for name in names:
+        yield name
+        needs = map(Requirement, importlib.metadata.requires(name) or ())
+        yield from needed_by(
+            *(need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""}))
+        )
+
+
+@pytest.fixture(scope="module")
+def bare_environment(wheel, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("bare")
+    wheel.extractall(folder)
+    (metadata,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
+    needs = map(Requirement, email.message_from_bytes(wheel.read(metadata)).get_all("Requires-Dist"))
+    for name in {*needed_by(*(need.name for need in needs if need.marker is None))}:
+        for file in importlib.metadata.files(name):
+            top = file.parts[0]
+            if top != ".." and not (folder / top).exists():
+                (folder / top).symlink_to(importlib.metadata.distribution(name).locate_file(top))
+    return folder
+
+
+def run_program(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-S", "-m", "vllm_draft_window", *arguments]
+    environment = {"PYTHONPATH": str(folder), "COLUMNS": "120"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
+
+
+def test_help_of_the_program_in_a_bare_environment(bare_environment):
+    result = run_program(bare_environment, "--help")
+    assert result.returncode == 0, result.stderr
+    for command in ("doctor", "plan", "sweep", "bench", "parity", "upstream-pr"):
+        assert f"│ {command} " in result.stdout, result.stdout
+    for command in ("doctor", "plan", "sweep", "parity", "upstream-pr"):
+        assert "--help" in run_program(bare_environment, command, "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["sweep"], "draft-window sweep needs numpy: pip install 'vllm-draft-window[tools]'"),
+        (["parity"], "draft-window parity needs triton: run it with the Python that serves, or install vLLM"),
+        (["parity", "--engines"], "draft-window: the demo pair, which --engines runs, comes with a clone"),
+    ],
+)
+def test_what_is_missing_is_one_line(bare_environment, arguments, line):
+    result = run_program(bare_environment, *arguments)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith(line) and result.stderr.count("\n") == 1
+
+
+def test_parity_needs_no_clone(wheel, tmp_path):
+    """The wheel carries the oracle and the batches, and installs no package called tests."""
+    pytest.importorskip("vllm")
+    wheel.extractall(tmp_path)
+    # -S: not this clone, which is on the path of its environment.
+    path = os.pathsep.join([str(tmp_path), *(p for p in sys.path if "site-packages" in p)])
+    command = [sys.executable, "-S", "-m", "vllm_draft_window", "parity", "--per-kind", "1"]
+    result = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert "0 of 13 comparisons differ where they should not." in result.stdout
 
 
 # Where the entry point finds its package, or does not; each says what a user sees in the log.

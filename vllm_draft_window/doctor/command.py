@@ -25,14 +25,15 @@ def main(
     max_model_len: Annotated[str | None, typer.Option(help="As for `vllm serve`: 32768, 32k, auto, ...")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Check this environment and, with --model, what an engine would make of the draft window.
+    r"""Check this environment and, with --model, what an engine would make of the draft window.
 
     Give the arguments that you give to `vllm serve`; further engine arguments (--tensor-parallel-size, --dtype, ...)
     go straight to vLLM. No weights are loaded.
 
-        draft-window doctor --model TARGET
-        --speculative-config '{"method": "dspark", "model": "DRAFT", "num_speculative_tokens": 7}'
-        --additional-config '{"draft_window_size": 2048}'
+        draft-window doctor --model TARGET \
+          --speculative-config '{"method": "dspark", "model": "DRAFT",
+                                 "num_speculative_tokens": 7}' \
+          --additional-config '{"draft_window_size": 2048}'
 
     Exit status:
 

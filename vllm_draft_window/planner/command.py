@@ -69,12 +69,13 @@ def main(
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Plan the draft window of a target and its draft, from their configs alone.
+    r"""Plan the draft window of a target and its draft, from their configs alone.
 
     For example, the pair that comes with this repository:
 
-        draft-window plan --target checkpoints/demo-pair/target --draft checkpoints/demo-pair/draft
-        -k 7 --window 512 --max-model-len 8192
+        draft-window plan --target checkpoints/demo-pair/target \
+          --draft checkpoints/demo-pair/draft \
+          -k 7 --window 512 --max-model-len 8192
 
     Exit status: 0, also where the window would be off (the output says why); 2 for bad input.
     """

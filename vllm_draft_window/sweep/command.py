@@ -43,17 +43,18 @@ def main(
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin again instead of resuming.")] = False,
     log_level: Annotated[str, typer.Option(help="vLLM's log level.")] = "ERROR",
 ) -> None:
-    """Measure acceptance for draft windows at context lengths, and recommend a window or none.
+    r"""Measure acceptance for draft windows at context lengths, and recommend a window or none.
 
     Without arguments it sweeps the demo pair on the CPU. In this process it starts one engine per window:
 
-        draft-window sweep --model TARGET --speculative-config '{"method": "dspark", "model": DRAFT,
-        "num_speculative_tokens": 7}' --prompts-file traffic.jsonl
+        draft-window sweep --model TARGET --prompts-file traffic.jsonl \
+          --speculative-config '{"method": "dspark", "model": "DRAFT",
+                                 "num_speculative_tokens": 7}'
 
     Against running servers, each started with its own --additional-config:
 
-        draft-window sweep --server off=http://host:8000 --server 2048=http://host:8001
-        --prompts-file traffic.jsonl
+        draft-window sweep --prompts-file traffic.jsonl \
+          --server off=http://host:8000 --server 2048=http://host:8001
 
     Ctrl-C is safe: the same command goes on behind the last finished cell. Writes sweep.json, sweep.csv and sweep.png.
     """

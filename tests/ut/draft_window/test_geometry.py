@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import oracle
+from tests.cases import full_tables, geometry_of
 from tests.oracle import Case
-from tests.strategies import batches, cases, full_tables, geometry_of
+from tests.strategies import batches, cases
 from vllm_ascend.draft_window.geometry import WindowGeometry
 
 PROPERTY = settings(max_examples=2000, deadline=None)

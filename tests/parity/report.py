@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the two model runners agree on, as one table for a review.
+"""What the two model runners agree on, line by line: what ``draft-window parity`` prints.
 
-::
-
-    draft-window parity --json parity.json
-    draft-window parity --json parity.json --engines   # adds runs of real engines, about three minutes
-
-Runs on a CPU from a checkout of this repository, where the batches, the oracle and the comparisons live in ``tests``.
-Exits with 1 where something differs that is not meant to.
+The batches, the oracle and the comparisons are those of the tests beside it.
 """
 
-import json
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import numpy as np
+
+from tests.parity import engine_jobs, million
+from tests.parity.batches import KINDS, batches
+from tests.parity.compare import ALLOWED, by_what, compare
+from tests.parity.published import PublishedWindow
 
 
 @dataclass(frozen=True)
@@ -32,41 +30,16 @@ class Row:
     where_from: str
 
 
-def main(
-    json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write the rows, and examples of what differs, to this file.")
-    ] = None,
-    engines: Annotated[bool, typer.Option("--engines", help="Run both runners of real vLLM too.")] = False,
-    per_kind: Annotated[int, typer.Option(min=1, help="Batches of every kind for every draft.")] = 12,
-) -> None:
-    """Show what Model Runner V1, Model Runner V2 and an independent oracle agree on, as one table.
-
-    Runs on a CPU from a clone of the repository, where the batches, the oracle and the comparisons live in `tests`.
-    Exits with 1 where something differs that is not meant to.
-    """
-    from vllm_draft_window.clone import require_clone
-    from vllm_draft_window.cpu_engine import activate
-
-    require_clone("the oracle")
-    activate()
-    examples: dict[str, str] = {}
-    rows = [*_batches(per_kind, examples), *_published()]
+def rows(per_kind: int, examples: dict[str, str], *, engines: bool) -> Iterator[Row]:
+    """The report, line by line; ``examples`` gets one of each kind of difference."""
+    yield from _batches(per_kind, examples)
+    yield from _published()
     if engines:
-        rows += _engines()
-    faults = [row for row in rows if row.differences and not row.meant]
-    print(_table(rows))
-    print(f"\n{len(faults)} of {len(rows)} comparisons differ where they should not.")
-    if json_path is not None:
-        record = {"faults": len(faults), "rows": [asdict(row) for row in rows], "examples": examples}
-        json_path.write_text(json.dumps(record, indent=1) + "\n")
-    raise typer.Exit(1 if faults else 0)
+        yield from _engines()
 
 
 def _batches(per_kind: int, examples: dict[str, str]) -> Iterator[Row]:
     """Realistic batches, one line per kind, and one per meant difference."""
-    from tests.parity.batches import KINDS, batches
-    from tests.parity.compare import ALLOWED, by_what, compare
-
     allowed = dict.fromkeys(ALLOWED, 0)
     total = 0
     for kind in KINDS:
@@ -89,11 +62,6 @@ def _batches(per_kind: int, examples: dict[str, str]) -> Iterator[Row]:
 
 def _published() -> Iterator[Row]:
     """The shim beside the published formula on random windows."""
-    import numpy as np
-
-    from tests.parity import million
-    from tests.parity.published import PublishedWindow
-
     counts = dict.fromkeys(million.PUBLISHED_DIFFERENCES, 0)
     total = unexplained = 0
     for seed, sample in enumerate(million.samples(50)):
@@ -117,8 +85,6 @@ def _published() -> Iterator[Row]:
 
 def _engines() -> Iterator[Row]:
     """Real engines, each runner in a process of its own."""
-    from tests.parity import engine_jobs
-
     with tempfile.TemporaryDirectory() as folder:
         jobs = engine_jobs.jobs(Path(folder))
         v1 = engine_jobs.run("v1", list(jobs.values()), Path(folder))
@@ -147,11 +113,3 @@ def _count_differences(one: Any, other: Any) -> int:
     if not isinstance(one, list):
         return int(one != other)
     return sum(a != b for a, b in zip(one, other, strict=False)) + abs(len(one) - len(other))
-
-
-def _table(rows: list[Row]) -> str:
-    lines = ["| compared | between | rows | differences | where from |", "|---|---|---:|---:|---|"]
-    for row in rows:
-        count = f"{row.differences} (meant)" if row.meant else f"{row.differences}"
-        lines.append(f"| {row.compared} | {row.ways} | {row.rows:,} | {count} | {row.where_from} |")
-    return "\n".join(lines)
