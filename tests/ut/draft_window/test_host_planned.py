@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 pytest.importorskip("vllm")
 
 from tests import oracle
-from tests.strategies import batches, cases, full_tables, geometry_of
+from tests.cases import full_tables, geometry_of
+from tests.strategies import batches, cases
 from vllm_ascend.draft_window.geometry import WindowGeometry
 from vllm_ascend.draft_window.host_planned import HostPlannedWindow
 
