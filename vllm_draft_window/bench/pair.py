@@ -11,8 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from tools.demo_pair import DEMO_PAIR, DEMO_SPECULATION, DRAFT_FOLDERS
-from vllm_draft_window.sweep.cells import Cell
-from vllm_draft_window.sweep.verdict import resample
+from vllm_draft_window.measuring.cells import Cell
 
 from . import report
 from .plan import full_graphs
@@ -102,7 +101,7 @@ def compare(by_context: dict[str, Any], reference: dict[str, Any]) -> list[dict[
 
 def _draws(cell: Sequence[tuple[int, int]]) -> Any:
     tokens, steps = zip(*cell, strict=True)
-    return resample(Cell(window=None, context=0, tokens=tokens, steps=steps, seconds=0))
+    return Cell(context=0, tokens=tokens, steps=steps, seconds=0).resampled
 
 
 def table(by_context: dict[str, Any], rows: Sequence[dict[str, Any]], title: str) -> Table:
