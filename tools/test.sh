@@ -13,6 +13,7 @@ setup_env .venv-test-0.27.1 0.27.1 lint,test,tools,docs
 
 .venv-test-0.27.1/bin/ruff check .
 .venv-test-0.27.1/bin/ruff format --check .
+.venv-test-0.27.1/bin/typos
 .venv-test-0.27.1/bin/mypy
 
 run() { # VLLM_VERSION PYTEST_ARGUMENTS...

@@ -27,7 +27,6 @@ app = typer.Typer(
 app.command("doctor", context_settings=_GIVES_ON)(doctor)
 app.command("plan")(plan)
 app.command("sweep")(sweep)
-
 app.add_typer(bench, name="bench")
 app.command("parity")(parity)
 app.command("upstream-pr")(upstream_pr)

@@ -13,10 +13,12 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 
 from vllm_ascend.draft_window.layout import CacheLayout, kept_tokens
 from vllm_ascend.draft_window.options import DraftWindowOptions
+from vllm_draft_window.cli import app
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
@@ -132,6 +134,31 @@ def test_every_reason_to_be_off_is_documented(language):
     assert len(calls) > 8
 
 
+TEXTS = [*DOCS.glob("*.md"), REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "CHANGELOG.md"]
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_what_a_page_names_exists(path):
+    """Commands of the program, modules of the clone, and the tests behind a promise."""
+    text = path.read_text()
+    commands = typer.main.get_group(app).commands.keys()
+    assert set(re.findall(r"^(?:.*`)?draft-window ([a-z][a-z-]*)", text, re.MULTILINE)) <= commands
+    for module in re.findall(r"python -m (tools\.[a-z_.]+)", text):
+        assert find_spec(module) is not None, module
+    for file, name in re.findall(r"\b(tests/[\w/]+\.py)(?:::(\w+))?", text):
+        assert (REPOSITORY / file).exists(), file
+        assert f"def {name}" in (REPOSITORY / file).read_text(), f"{file}::{name}"
+
+
+def test_pre_commit_is_the_lint_of_the_test_command():
+    (repo,) = yaml.safe_load((REPOSITORY / ".pre-commit-config.yaml").read_text())["repos"]
+    extras = re.search(r"^lint = (.*)$", (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    assert {pin for hook in repo["hooks"] for pin in hook["additional_dependencies"]} == set(json.loads(extras))
+    lint = re.findall(r"^\.venv-test-0\.27\.1/bin/(.*)$", (REPOSITORY / "tools" / "test.sh").read_text(), re.MULTILINE)
+    hooks = [hook["entry"].removesuffix(" --force-exclude") for hook in repo["hooks"]]
+    assert [command.removesuffix(" .") for command in lint] == hooks
+
+
 def test_every_picture_is_shown():
     shown = set(re.findall(r"!\[[^]]+\]\(assets/([^)]+)\)", "".join(map(read, PAGES))))
     assert shown == {path.name for path in (DOCS / "assets").glob("*.png")}
@@ -147,7 +174,12 @@ def test_figures_are_those_of_the_model_card():
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib: pip install '.[tools]'")
 @pytest.mark.parametrize(
     ("name", "picture"),
-    [("acceptance", "acceptance_demo_pair"), ("options", "acceptance_options"), ("step", "window_in_a_step")],
+    [
+        ("acceptance", "acceptance_demo_pair"),
+        ("house", "house"),
+        ("options", "acceptance_options"),
+        ("step", "window_in_a_step"),
+    ],
 )
 def test_pictures_can_be_drawn_again(name, picture, tmp_path):
     module = import_module(f"tools.figures.{name}")

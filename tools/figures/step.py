@@ -2,10 +2,6 @@
 """Where the window sits in a decode step: the design page's picture.
 
 The two block tables in it come from the window's own arithmetic, not from the drawing.
-
-::
-
-    python -m tools.figures.step
 """
 
 from pathlib import Path
@@ -25,7 +21,7 @@ BLOCK, WINDOW, SINK, LENGTH, COLUMNS = 16, 64, 16, 217, 16
 _OURS, _STOCK, _SINK, _CUT, _LINE = "#f4b6b0", "#dfe7f1", "#bfe0b4", "#eeeeee", "#444444"
 
 
-def _box(axes: Axes, x: float, y: float, width: float, height: float, text: str, colour: str) -> None:
+def box(axes: Axes, x: float, y: float, width: float, height: float, text: str, colour: str) -> None:
     style = "round,pad=0.02,rounding_size=0.08"
     axes.add_patch(
         FancyBboxPatch((x, y), width, height, boxstyle=style, facecolor=colour, edgecolor=_LINE, linewidth=1)
@@ -33,7 +29,7 @@ def _box(axes: Axes, x: float, y: float, width: float, height: float, text: str,
     axes.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=9)
 
 
-def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], **more: str) -> None:
+def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], **more: str) -> None:
     axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": _LINE, "linewidth": 1.2, **more})
 
 
@@ -42,20 +38,20 @@ def _draw_step(axes: Axes) -> None:
     axes.set_ylim(0, 4.1)
     axes.axis("off")
     axes.text(0, 3.95, "One decode step", fontsize=11, weight="bold", va="center")
-    _box(axes, 0.05, 2.35, 1.7, 1.0, "target forward:\nsees everything,\nverifies", _STOCK)
-    _box(axes, 2.25, 2.35, 1.75, 1.0, "draft inputs:\nlengths, block\ntables (originals)", _STOCK)
-    _box(axes, 4.6, 2.35, 1.75, 1.0, "one fused launch\nwrites windowed\ntwins", _OURS)
-    _box(axes, 6.95, 2.35, 1.75, 1.0, "metadata build\nreads the twins", _STOCK)
-    _box(axes, 9.3, 2.35, 1.75, 1.0, "draft forward:\nsees sink and\nnewest W tokens", _STOCK)
+    box(axes, 0.05, 2.35, 1.7, 1.0, "target forward:\nsees everything,\nverifies", _STOCK)
+    box(axes, 2.25, 2.35, 1.75, 1.0, "draft inputs:\nlengths, block\ntables (originals)", _STOCK)
+    box(axes, 4.6, 2.35, 1.75, 1.0, "one fused launch\nwrites windowed\ntwins", _OURS)
+    box(axes, 6.95, 2.35, 1.75, 1.0, "metadata build\nreads the twins", _STOCK)
+    box(axes, 9.3, 2.35, 1.75, 1.0, "draft forward:\nsees sink and\nnewest W tokens", _STOCK)
     for x in (1.8, 4.05, 6.4, 8.75):
-        _arrow(axes, (x, 2.85), (x + 0.45 if x < 2 else x + 0.5, 2.85))
+        arrow(axes, (x, 2.85), (x + 0.45 if x < 2 else x + 0.5, 2.85))
     axes.add_patch(Rectangle((4.42, 2.12), 4.46, 1.5, fill=False, edgecolor="#c0392b", linestyle="--", linewidth=1.3))
     axes.text(6.65, 3.72, "twins swapped in, originals back afterwards", color="#c0392b", fontsize=9, ha="center")
-    _box(axes, 2.25, 0.75, 1.75, 0.8, "slot mappings,\npositions", _STOCK)
-    _arrow(axes, (4.05, 1.15), (10.15, 2.27), connectionstyle="angle,angleA=0,angleB=90,rad=6")
+    box(axes, 2.25, 0.75, 1.75, 0.8, "slot mappings,\npositions", _STOCK)
+    arrow(axes, (4.05, 1.15), (10.15, 2.27), connectionstyle="angle,angleA=0,angleB=90,rad=6")
     axes.text(7.0, 0.95, "never windowed: drafts write to absolute positions", fontsize=9, ha="center", va="center")
     axes.plot((11.1, 11.5, 11.5, 0.9, 0.9), (2.85, 2.85, 0.35, 0.35, 2.0), color=_LINE, linewidth=1.2)
-    _arrow(axes, (0.9, 1.9), (0.9, 2.3))
+    arrow(axes, (0.9, 1.9), (0.9, 2.3))
     axes.text(6.0, 0.15, "proposals", fontsize=9, ha="center", va="center")
 
 
@@ -98,8 +94,8 @@ def _draw_tables(axes: Axes) -> None:
     axes.text(middle, 2.36, f"{int(removed)} tokens removed, whole blocks", fontsize=9, ha="center", color="#666666")
     axes.text(1.9 + 0.29, 2.36, "sink", fontsize=9, ha="center", color="#3d7a2c")
     axes.text(1.9 + (start + used) / 2 * 0.6, 2.36, "window, rounded out", fontsize=9, ha="center", color="#c0392b")
-    _arrow(axes, (2.19, 1.62), (2.19, 0.94))
-    _arrow(axes, (1.9 + (start + used) / 2 * 0.6, 1.62), (1.9 + (sink + (used - start) / 2) * 0.6, 0.94))
+    arrow(axes, (2.19, 1.62), (2.19, 0.94))
+    arrow(axes, (1.9 + (start + used) / 2 * 0.6, 1.62), (1.9 + (sink + (used - start) / 2) * 0.6, 0.94))
 
 
 def draw(path: Path) -> None:
@@ -109,7 +105,3 @@ def draw(path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)
-
-
-if __name__ == "__main__":
-    draw(PICTURE)

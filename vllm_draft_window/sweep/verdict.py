@@ -35,8 +35,8 @@ class Verdict:
 def recommend(cells: Cells, windows: Sequence[int], contexts: Sequence[int]) -> Verdict:
     """The smallest window that is not measurably worse than the best, if that one is measurably better than none.
 
-    *Measurably*: the paired interval of the difference does not hold 0. A window's score is its accepted length, meaned
-    over the context lengths.
+    *Measurably*: the paired interval of the difference does not hold 0. A window's score is its accepted length,
+    averaged over the context lengths.
     """
     samples = {key: cell.resampled for key, cell in cells.items()}
     # [RESAMPLES] by window
