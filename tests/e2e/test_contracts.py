@@ -68,9 +68,12 @@ def test_dummy_and_profile_runs_leave_no_state(shared_engine, without_speculatio
     prompts = mixed_prompts()
     expected = without_speculation(prompts, max_tokens=MAX_TOKENS, max_model_len=1024)
     with shared_engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, max_model_len=1024) as engine:
+        counters = engine.speculator.window._counters
         first = engine.run(prompts[:3], max_tokens=MAX_TOKENS)
+        counted = counters._totals
         engine.runner.profile_run()
         engine.runner._dummy_run(16, uniform_decode=True)
+        assert counters._totals == counted > (0, 0, 0)
         second = engine.run(prompts, max_tokens=MAX_TOKENS)
     assert first.tokens == expected[:3]
     assert second.tokens == expected
@@ -251,12 +254,14 @@ def test_start_up_line(window_lines):
         max_model_len=1024,
     ) as engine:
         assert type(engine.speculator).__name__ == "WindowedDSparkSpeculator"
-    ((level, line),) = window_lines
+    (warning, (level, line)) = window_lines
+    assert warning[0] == "WARNING" and "in whole blocks of 32 tokens, draft_window_size=64 shows" in warning[1]
     assert level == "INFO"
     # Gate: up to 199 tokens uncropped; ceil(199 / 32) columns.
     assert line.startswith(
-        "Draft window in force: method=dspark, W=64, sink=4, min_context=200, block alignment=32, table columns=[7], "
-        "KV cache groups=[0], runner=V2 (WindowedDSparkSpeculator), decode graphs=NONE"
+        "Draft window in force: method=dspark, W=64, sink=4, min_context=200, block alignment=32, "
+        "tokens seen=96 to 127, table columns=[7], KV cache groups=[0], runner=V2 (WindowedDSparkSpeculator), "
+        "decode graphs=NONE"
     )
 
 

@@ -21,6 +21,7 @@ def test_counters_of_an_engine():
         max_model_len=640,
     ) as engine:
         start = window_metrics(engine)
+        assert start == [0, 0, 0], "starting is no proposing"
         engine.run(short, max_tokens=8)
         after_short = window_metrics(engine)
         measured = engine.run([long, other], max_tokens=12)
@@ -29,7 +30,7 @@ def test_counters_of_an_engine():
     assert after_short[1:] == start[1:], "nothing to crop in 64 tokens"
 
     builds, rows, tokens = (b - a for a, b in zip(after_short, after_long, strict=True))
-    # One build proposes for both requests; the prefills propose too, the last proposals are never verified.
+    # One forward proposes for both requests; the prefills propose too, the last proposals are never verified.
     assert measured.drafts / 2 <= builds <= measured.drafts + 4
     assert measured.drafts <= rows <= measured.drafts + 4
     read = WINDOW + BLOCK - 1

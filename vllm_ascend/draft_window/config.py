@@ -70,6 +70,11 @@ class DraftWindow:
         )
         return replace(self, size=native_window, widened_from=asked_for, warnings=(*self.warnings, warning))
 
+    def visible(self, block_size: int) -> tuple[int, int]:
+        """Fewest and most tokens that a query of a long request sees, in whole blocks, the sink included."""
+        sink = -(-self.sink_size // block_size) * block_size
+        return self.size + sink, self.size + sink + block_size - 1
+
     def covers(self, max_model_len: int, *, block_size: int = 1) -> "WindowOff | None":
         """Why no sequence of at most ``max_model_len`` tokens is ever cropped in whole blocks, if none is."""
         if self.min_context >= max_model_len:

@@ -4,6 +4,7 @@
 
 import threading
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 from weakref import WeakSet
 
@@ -13,17 +14,14 @@ from prometheus_client.registry import Collector
 from vllm import envs
 from vllm.logger import logger
 
+from .ranks import speaks
+
 _LABELS = ("model_name", "engine")
-# Not in the registry themselves: every engine that vLLM starts in a process removes what is called "vllm:" from it.
-# Written when somebody looks, or a line is logged: a step only adds to plain numbers.
-_COUNTERS = tuple(
-    Counter(f"vllm:draft_window_num_{name}", text, _LABELS, registry=None)
-    for name, text in (
-        ("builds", "Number of draft attention metadata builds while a draft window is in force."),
-        ("windowed_rows", "Number of requests, summed over builds, from which the draft window removed tokens."),
-        ("skipped_kv_tokens", "Number of KV cache tokens, per draft layer, that windowed rows did not read."),
-    )
-)
+_NAMES = {
+    "builds": "Number of draft forwards while a draft window is in force, each with attention metadata of its own.",
+    "windowed_rows": "Number of requests, summed over draft forwards, from which the draft window removed tokens.",
+    "skipped_kv_tokens": "Number of KV cache tokens, per draft layer, that windowed rows did not read.",
+}
 
 
 class _DraftWindowCollector(Collector):
@@ -34,76 +32,103 @@ class _DraftWindowCollector(Collector):
 
     def __init__(self) -> None:
         self.engines: WeakSet[DraftWindowCounters] = WeakSet()
+        # Not in the registry themselves: every engine that vLLM starts in a process removes what is called "vllm:" from
+        # it. Written when somebody looks, or a line is logged: a step only adds to plain numbers.
+        self.counters = [
+            Counter(f"vllm:draft_window_num_{name}", text, _LABELS, registry=None) for name, text in _NAMES.items()
+        ]
 
     def collect(self) -> Iterable[Metric]:
-        for engine in self.engines:
+        for engine in list(self.engines):
             engine.publish()
-        return (metric for counter in _COUNTERS for metric in counter.collect())
+        return (metric for counter in self.counters for metric in counter.collect())
 
 
-_collector = _DraftWindowCollector()
-REGISTRY.register(_collector)
+@cache
+def _collector() -> _DraftWindowCollector:
+    """Registered with the first window in force, once a process."""
+    collector = _DraftWindowCollector()
+    REGISTRY.register(collector)
+    return collector
 
 
 class DraftWindowCounters:
-    """Counts for one engine, as Prometheus counters and as a line in the log while there is something to count."""
+    """Counts for one engine, as Prometheus counters and as a line in the log while there is something to count.
+
+    A step counts on one thread; scrapes and the line in the log come on others.
+    """
 
     def __init__(self, vllm_config: Any, *, log_interval: float | None = None) -> None:
-        """Count on the engine's first worker only; the other ranks see the same batches.
-
-        Attributes:
-            builds: metadata builds while the window is in force.
-            windowed_rows: requests, summed over builds, from which the window removed tokens.
-            skipped_kv_tokens: KV tokens, per draft layer, that those requests did not read.
+        """Count on the engine's speaking worker only; the other ranks see the same batches.
 
         Args:
             log_interval: seconds between log lines; vLLM's own interval unless given.
         """
-        self._enabled = vllm_config.parallel_config.rank == 0
+        self._enabled = speaks(vllm_config.parallel_config)
         self._log_interval = envs.VLLM_LOG_STATS_INTERVAL if log_interval is None else log_interval
-        labels = (vllm_config.model_config.served_model_name, str(vllm_config.parallel_config.data_parallel_index))
-        self._counters = [counter.labels(*labels) for counter in _COUNTERS]
-        self.builds = self.windowed_rows = self.skipped_kv_tokens = 0
-        self._published = self._logged = (0, 0, 0)
-        _collector.engines.add(self)
+        # One object, so that nobody ever reads half a step.
+        self._totals = self._published = self._logged = (0, 0, 0)
+        self._publishing = threading.Lock()
         self._timer: threading.Timer | None = None
+        if self._enabled:
+            parallel_config, model = vllm_config.parallel_config, vllm_config.model_config.served_model_name
+            collector = _collector()
+            self._counters = [
+                counter.labels(model, str(parallel_config.data_parallel_index)) for counter in collector.counters
+            ]
+            collector.engines.add(self)
 
-    def record(self, upper_bound: np.ndarray | None = None, windowed: np.ndarray | None = None) -> None:
-        """Count one metadata build.
+    @property
+    def builds(self) -> int:
+        """Draft forwards while the window is in force."""
+        return self._totals[0]
+
+    @property
+    def windowed_rows(self) -> int:
+        """Requests, summed over forwards, from which the window removed tokens."""
+        return self._totals[1]
+
+    @property
+    def skipped_kv_tokens(self) -> int:
+        """KV tokens, per draft layer, that those requests did not read."""
+        return self._totals[2]
+
+    def record(self, forwards: int = 1, removed: np.ndarray | None = None) -> None:
+        """Count some forwards of one proposal.
 
         Args:
-            upper_bound: lengths that the draft would read without a window, as the host bounds them, [num_reqs]; left
-                out where the host knows that the window removes nothing.
-            windowed: their windowed counterparts, [num_reqs].
+            removed: tokens that the window removes from each request in each of them, as the host bounds it,
+                [num_reqs]; left out where the host knows that it is nothing.
         """
         if not self._enabled:
             return
-        self.builds += 1
-        if upper_bound is not None:
-            # [num_reqs]
-            removed = upper_bound - windowed
-            self.windowed_rows += int(np.count_nonzero(removed))
-            self.skipped_kv_tokens += int(np.add.reduce(removed))
+        builds, rows, tokens = self._totals
+        if removed is not None:
+            rows += forwards * int(np.count_nonzero(removed))
+            tokens += forwards * int(np.add.reduce(removed))
+        self._totals = builds + forwards, rows, tokens
         if self._timer is None:
-            # A timer, and no look at the clock: the line also comes after the last build of a burst.
+            # A timer, and no look at the clock: the line also comes after the last forward of a burst.
             self._timer = threading.Timer(self._log_interval, self.log)
             self._timer.daemon = True
             self._timer.start()
 
     def publish(self) -> None:
         """Bring the Prometheus counters up to date."""
-        totals = (self.builds, self.windowed_rows, self.skipped_kv_tokens)
-        for counter, total, before in zip(self._counters, totals, self._published, strict=True):
-            counter.inc(total - before)
-        self._published = totals
+        with self._publishing:
+            totals = self._totals
+            for counter, total, before in zip(self._counters, totals, self._published, strict=True):
+                counter.inc(total - before)
+            self._published = totals
 
     def log(self) -> None:
         """Log what was counted since the last line."""
-        # First of all, so that a build from now on is sure of a line.
+        # First of all, so that a forward from now on is sure of a line.
         self._timer = None
         self.publish()
-        builds, rows, tokens = np.subtract(self._published, self._logged)
-        self._logged = self._published
+        totals = self._published
+        builds, rows, tokens = np.subtract(totals, self._logged)
+        self._logged = totals
         logger.info(
             "Draft window metrics: Builds: %d, Windowed rows: %d, KV tokens not read per draft layer: %d "
             "(mean per windowed row: %.1f)",

@@ -162,6 +162,6 @@ def _report(proposer: Any) -> None:
     report_in_force(
         proposer.draft_window,
         proposer.vllm_config,
-        f"block alignment={adapter.block_size}, table columns={adapter.max_window_blocks}, "
-        f"runner=V1 ({type(proposer).__name__})",
+        f"table columns={adapter.max_window_blocks}, runner=V1 ({type(proposer).__name__})",
+        block_size=adapter.block_size,
     )

@@ -91,8 +91,10 @@ def _reporting(worker_init: Callable[..., None]) -> Callable[..., None]:
         from .startup import decide, report_off
 
         worker_init(self, vllm_config, *args, **kwargs)
-        runner_windows = versions.uses_v2_runner(vllm_config) or mrv1.install()
         decision = decide(vllm_config)
+        if decision is None:
+            return
+        runner_windows = versions.uses_v2_runner(vllm_config) or mrv1.install()
         if isinstance(decision, DraftWindow) and not runner_windows:
             decision = WindowOff("it needs Model Runner V2 (VLLM_USE_V2_MODEL_RUNNER=1)", logging.WARNING)
         if isinstance(decision, WindowOff):

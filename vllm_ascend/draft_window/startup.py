@@ -10,6 +10,7 @@ from vllm.logger import logger
 
 from .config import DraftWindow, WindowOff, facts_from_config, resolve
 from .options import DraftWindowOptions
+from .ranks import agree, speaks
 from .reclaim import refuse_engine
 from .seams.vllm import untested
 
@@ -35,21 +36,30 @@ def decide(vllm_config: Any) -> DraftWindow | WindowOff | None:
 
 
 def report_off(off: WindowOff, vllm_config: Any) -> None:
-    if vllm_config.parallel_config.rank == 0:
+    if speaks(vllm_config.parallel_config):
         logger.log(off.level, "Draft window off: %s.", off.reason)
 
 
-def report_in_force(window: DraftWindow, vllm_config: Any, details: str) -> None:
-    """One line; ``details`` are what the runner made of the window: alignment, table columns, its own name."""
-    if vllm_config.parallel_config.rank != 0:
+def report_in_force(window: DraftWindow, vllm_config: Any, details: str, *, block_size: int) -> None:
+    """One line; ``details`` are what the runner made of the window: table columns, its own name.
+
+    Args:
+        block_size: tokens to which the window is rounded out.
+    """
+    in_force = f"method={window.method}, W={window.size}, sink={window.sink_size}, min_context={window.min_context}"
+    agree(f"{in_force}, reclaim={window.reclaim}", vllm_config.parallel_config)
+    if not speaks(vllm_config.parallel_config):
         return
+    fewest, most = window.visible(block_size)
     for warning in window.warnings:
         logger.warning("Draft window: %s.", warning)
-    logger.info(
-        "Draft window in force: method=%s, W=%d, sink=%d, min_context=%d, %s.",
-        window.method,
-        window.size,
-        window.sink_size,
-        window.min_context,
-        details,
-    )
+    if block_size > window.size // 4:
+        logger.warning(
+            "Draft window: in whole blocks of %d tokens, draft_window_size=%d shows a query up to %d tokens; a draft "
+            "that was trained on fewer gains less.",
+            block_size,
+            window.size,
+            most,
+        )
+    seen = f"block alignment={block_size}, tokens seen={fewest} to {most}"
+    logger.info("Draft window in force: %s, %s, %s.", in_force, seen, details)

@@ -32,7 +32,7 @@ class Reader(Protocol):
 class Counters(Protocol):
     """Whoever counts what the window did; see :class:`.counters.DraftWindowCounters`."""
 
-    def record(self, upper_bound: np.ndarray | None = None, windowed: np.ndarray | None = None) -> None: ...
+    def record(self, forwards: int = 1, removed: np.ndarray | None = None) -> None: ...
 
 
 class WindowedDraft:
@@ -43,7 +43,7 @@ class WindowedDraft:
         geometry: the arithmetic.
         inputs: the windowed tensors.
         captured: FULL graphs read the windowed tensors, so these must be fresh at every replay.
-        capturing: graphs are being captured, on dummy batches that do not count.
+        capturing: graphs are being captured, on dummy batches.
     """
 
     captured = False
@@ -124,24 +124,18 @@ class WindowedDraft:
             query_start_loc: cumulative query tokens, int32 [num_reqs + 1], where a first forward's are given.
             replayed: a FULL graph may be replayed after the build, and reads the windowed tensors.
         """
-        counters = None if self.capturing else self._counters
         crops = self.may_crop(reader.draft_max_seq_len)
         if not (crops or replayed):
-            if counters is not None:
-                counters.record()
             return build(upper_bound)
         queries = self._queries if step or query_start_loc is None else np.diff(query_start_loc)
         lookahead = self.lookahead(step)
-        counted: tuple[np.ndarray, ...] = ()
         if crops and upper_bound is not None:
             # [num_reqs]; upstream counts the extra tokens in from the second forward on only.
             full = upper_bound[:num_reqs].numpy() + max(step, self._extra_queries)
             windowed = self.geometry.host_bound(
                 full, max_rejected=self._max_rejected, queries=queries, lookahead=lookahead
             )
-            counted, upper_bound = (full, windowed), torch.from_numpy(windowed - step)
-        if counters is not None:
-            counters.record(*counted)
+            upper_bound = torch.from_numpy(windowed - step)
 
         def build_windowed() -> Metadata:
             uniform, longest = (queries, queries) if isinstance(queries, int) else (None, int(queries.max()))
@@ -163,3 +157,28 @@ class WindowedDraft:
     def recorded(self, forward: Callable[..., None]) -> Callable[..., None]:
         """What a FULL graph records as its forward."""
         return forward
+
+    def count(self, upper_bound: np.ndarray, queries: np.ndarray) -> None:
+        """Count one proposal by what the host knows of its requests, whichever way its forwards get their metadata.
+
+        Args:
+            upper_bound: lengths of the target's forward, as the host bounds them, int32 [num_reqs].
+            queries: query tokens of the target's forward, int32 [num_reqs].
+        """
+        if self._counters is None:
+            return
+        record, later = self._counters.record, self.window.max_lookahead - 1
+        if later < 0:  # the only forward, behind the target's tokens
+            return record(1, self._removed(upper_bound + self._queries, self._queries, lookahead=0))
+        first = upper_bound + self._extra_queries
+        record(1, self._removed(first, queries + self._extra_queries, lookahead=self.lookahead(0)))
+        if later:  # what is removed stays the same over all of them
+            step = self._extra_queries + 1
+            record(later, self._removed(upper_bound + step, self._queries, lookahead=self.lookahead(step)))
+
+    def _removed(self, lengths: np.ndarray, queries: int | np.ndarray, *, lookahead: int) -> np.ndarray | None:
+        """Tokens that no forward with lengths up to these reads, [num_reqs]; ``None`` for none at all."""
+        if not self.may_crop(int(lengths.max(initial=0))):
+            return None
+        bound = self.geometry.host_bound(lengths, max_rejected=self._max_rejected, queries=queries, lookahead=lookahead)
+        return np.minimum(lengths, self.geometry.limit) - bound

@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,14 +27,16 @@ GEOMETRY = WindowGeometry(window=512, block_sizes=(32,), full_columns=(256,), ma
 
 def config(*, rank=0, engine=0, model="demo"):
     return SimpleNamespace(
-        parallel_config=SimpleNamespace(rank=rank, data_parallel_index=engine),
+        parallel_config=SimpleNamespace(
+            rank=rank, data_parallel_index=engine, pipeline_parallel_size=1, tensor_parallel_size=2
+        ),
         model_config=SimpleNamespace(served_model_name=model),
     )
 
 
-def bounds(lengths, max_rejected=14):
+def removed(lengths, max_rejected=14):
     upper = np.array(lengths, dtype=np.int32)
-    return upper, GEOMETRY.host_bound(upper, max_rejected=max_rejected, queries=8)
+    return upper - GEOMETRY.host_bound(upper, max_rejected=max_rejected, queries=8)
 
 
 def metrics(text, **labels):
@@ -50,37 +53,39 @@ def metrics(text, **labels):
 def test_counts_equal_a_count_row_by_row():
     counters = DraftWindowCounters(config())
     rng = np.random.default_rng(0)
-    rows = tokens = 0
+    builds = rows = tokens = 0
     for _ in range(50):
-        upper, windowed = bounds(rng.integers(0, 8192, size=rng.integers(0, 17)))
-        counters.record(upper, windowed)
-        for u, w in zip(upper.tolist(), windowed.tolist(), strict=True):
-            rows += u > w
-            tokens += u - w
+        forwards = int(rng.integers(1, 4))
+        tokens_removed = removed(rng.integers(0, 8192, size=rng.integers(0, 17)))
+        counters.record(forwards, tokens_removed)
+        builds += forwards
+        for count in tokens_removed.tolist():
+            rows += forwards * (count > 0)
+            tokens += forwards * count
     counters.record()
-    assert (counters.builds, counters.windowed_rows, counters.skipped_kv_tokens) == (51, rows, tokens)
+    assert (counters.builds, counters.windowed_rows, counters.skipped_kv_tokens) == (builds + 1, rows, tokens)
     assert rows > 100
 
 
 def test_bounds_say_what_the_device_skips_to_within_the_doubt():
     counters = DraftWindowCounters(config())
-    upper, windowed = bounds(range(1000, 8192, 7))
-    counters.record(upper, windowed)
+    upper = np.arange(1000, 8192, 7, dtype=np.int32)
+    counters.record(1, removed(upper))
     for rejected in (0, 5, 14):
-        removed, _ = GEOMETRY.lengths(upper - rejected, queries=8)
-        assert abs(counters.skipped_kv_tokens - int(removed.sum())) <= len(upper) * (rejected + GEOMETRY.alignment)
+        on_device, _ = GEOMETRY.lengths(upper - rejected, queries=8)
+        assert abs(counters.skipped_kv_tokens - int(on_device.sum())) <= len(upper) * (rejected + GEOMETRY.alignment)
 
 
 def test_other_ranks_count_nothing():
     counters = DraftWindowCounters(config(rank=1, model="rank-1"))
-    counters.record(*bounds([4096]))
+    counters.record(1, removed([4096]))
     assert counters.builds == 0
     assert not any(metrics(generate_latest(REGISTRY).decode(), model_name="rank-1").values())
 
 
 def test_this_process_exposes_them_whatever_vllm_unregisters():
     first = DraftWindowCounters(config(model="exposed"))
-    first.record(*bounds([4096, 100]))
+    first.record(1, removed([4096, 100]))
     unregister_vllm_metrics()  # what a second engine in the process does
     second = DraftWindowCounters(config(model="exposed", engine=1))
     second.record()
@@ -95,12 +100,11 @@ def test_this_process_exposes_them_whatever_vllm_unregisters():
 
 def test_one_line_per_interval_and_one_after_the_last_build(caplog_vllm):
     counters = DraftWindowCounters(config(), log_interval=0.3)
-    upper, windowed = bounds([4096, 100])
     for _ in range(20):
-        counters.record(upper, windowed)
+        counters.record(1, removed([4096, 100]))
     assert not caplog_vllm.messages
     wait_for(lambda: caplog_vllm.messages)
-    skipped = int((upper - windowed).sum())
+    skipped = int(removed([4096, 100]).sum())
     assert caplog_vllm.messages == [
         f"Draft window metrics: Builds: 20, Windowed rows: 20, KV tokens not read per draft layer: {20 * skipped} "
         f"(mean per windowed row: {skipped:.1f})"
@@ -113,10 +117,10 @@ def test_one_line_per_interval_and_one_after_the_last_build(caplog_vllm):
 CHILD = """
 from vllm_draft_window.cpu_engine import activate
 activate()
-from tests.ut.draft_window.test_counters import DraftWindowCounters, bounds, config
+from tests.ut.draft_window.test_counters import DraftWindowCounters, config, removed
 for _ in range(3):
     counters = DraftWindowCounters(config(model="files"))
-    counters.record(*bounds([4096]))
+    counters.record(1, removed([4096]))
     counters.log()  # the files are brought up to date with the line in the log
 """
 
@@ -128,9 +132,46 @@ def test_shared_files_bring_them_to_another_process(tmp_path):
     registry = CollectorRegistry()
     multiprocess.MultiProcessCollector(registry, path=str(tmp_path))
     found = metrics(generate_latest(registry).decode(), model_name="files", engine="0")
-    upper, windowed = bounds([4096])
     assert found["vllm:draft_window_num_builds_total"] == found["vllm:draft_window_num_windowed_rows_total"] == 3
-    assert found["vllm:draft_window_num_skipped_kv_tokens_total"] == 3 * int((upper - windowed).sum())
+    assert found["vllm:draft_window_num_skipped_kv_tokens_total"] == 3 * int(removed([4096]).sum())
+
+
+def test_two_threads_publish_nothing_twice():
+    counters = DraftWindowCounters(config(model="raced"))
+    stop = threading.Event()
+
+    def publish():
+        while not stop.is_set():
+            counters.publish()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=publish) for _ in range(3)]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(3000):
+            counters.record(1, removed([4096]))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+    exposed = metrics(generate_latest(REGISTRY).decode(), model_name="raced")
+    assert exposed["vllm:draft_window_num_builds_total"] == counters.builds == 3000
+
+
+def test_nothing_is_registered_before_there_is_a_window():
+    program = """
+from vllm_draft_window.cpu_engine import activate
+activate()
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+import vllm_ascend.draft_window.counters
+from prometheus_client import REGISTRY, generate_latest
+assert "draft_window" not in generate_latest(REGISTRY).decode()
+"""
+    subprocess.run([sys.executable, "-c", program], env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}, check=True)
 
 
 def wait_for(condition, seconds=10.0):

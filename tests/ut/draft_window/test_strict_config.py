@@ -20,6 +20,7 @@ ALL = {
     "draft_window_sink_size": 4,
     "draft_window_min_context": 4096,
     "draft_window_mtp": True,
+    "draft_window_reclaim": True,
 }
 
 

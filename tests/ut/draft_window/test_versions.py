@@ -82,7 +82,7 @@ def test_a_missed_seam_is_one_line_and_upstreams_class(monkeypatch, window_lines
     monkeypatch.setattr("vllm_ascend.draft_window.startup.decide", lambda _: plugin.DraftWindow(
         method="dspark", size=64, sink_size=0, min_context=0, queries_per_request=7, max_lookahead=0
     ))  # fmt: skip
-    config = SimpleNamespace(parallel_config=SimpleNamespace(rank=0))
+    config = SimpleNamespace(parallel_config=SimpleNamespace(rank=0, pipeline_parallel_size=1, tensor_parallel_size=1))
     made = plugin._new_speculator(DSparkSpeculator, config)
     assert type(made) is DSparkSpeculator and not isinstance(made, SpeculatorSeam)
     ((level, line),) = window_lines

@@ -134,7 +134,9 @@ def make_config(method: str, *, max_model_len: int = 4096, tokens: int = 3, **op
             draft_model_config=SimpleNamespace(hf_config=SimpleNamespace(max_position_embeddings=max_model_len)),
         ),
         model_config=SimpleNamespace(max_model_len=max_model_len),
-        parallel_config=SimpleNamespace(rank=0, decode_context_parallel_size=1, pipeline_parallel_size=1),
+        parallel_config=SimpleNamespace(
+            rank=0, decode_context_parallel_size=1, pipeline_parallel_size=1, tensor_parallel_size=1
+        ),
     )
 
 

@@ -7,9 +7,9 @@ forward runs over all tokens of the target's forward (prefill chunks, verified a
 it the *target's* metadata, so that it never meets a build of the draft's. It gets one here.
 """
 
+from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -40,13 +40,12 @@ class TargetDependentSeam(SpeculatorSeam):
         ):
             super().capture()
 
-    def propose(self, input_batch: InputBatch, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def proposing(self, input_batch: InputBatch) -> AbstractContextManager[None]:
         """Let the first forward's metadata be built before a replay too; upstream counts on the target's build."""
         manager: Any = self.prefill_cudagraph_manager  # None while memory is profiled
         if self.window is not None and manager is not None:
             manager = BuildBeforeReplay(manager, lambda desc: self.build_first_step(input_batch, desc.num_tokens, desc))
-        with swapped(self, target_batch=input_batch, prefill_cudagraph_manager=manager):
-            return super().propose(input_batch, *args, **kwargs)
+        return swapped(self, target_batch=input_batch, prefill_cudagraph_manager=manager)
 
     def _prefill(self, num_reqs: int, num_tokens: int, attn_metadata: Metadata, *args: Any, **kwargs: Any) -> None:
         """The first forward: with metadata of its own in place of the target's. While capturing there is no batch."""

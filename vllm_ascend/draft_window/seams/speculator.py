@@ -8,6 +8,7 @@ standalone draft model needs nothing more; ``parallel.py`` and ``autoregressive.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,11 +16,13 @@ import torch
 from vllm.config.compilation import CUDAGraphMode
 from vllm.triton_utils import HAS_TRITON
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from .. import reclaim
 from ..config import DraftWindow, ReclaimRefused, WindowOff, max_rejected
 from ..groups import inspect_draft_groups
 from ..inputs import Bind
+from ..ranks import agree
 from ..startup import decide, report_in_force, report_off
 from ..window import Counters, WindowedDraft
 from . import vllm as versions
@@ -131,15 +134,17 @@ class SpeculatorSeam(Speculator):
         report_in_force(
             in_force,
             self.vllm_config,
-            f"block alignment={window.geometry.alignment}, table columns={list(window.geometry.columns)}, "
+            f"table columns={list(window.geometry.columns)}, "
             f"KV cache groups={list(groups.group_ids)}, runner=V2 ({type(self).__name__}), decode graphs={graphs}, "
             f"{-(-window.inputs.num_bytes // 1024)} KiB",
+            block_size=window.geometry.alignment,
         )
 
     def _switch_off(self, off: WindowOff) -> None:
         if self.draft_window is not None and self.draft_window.reclaim:  # without a window it would read freed blocks
             raise ReclaimRefused(off.reason)
         self.draft_window = self.window = None
+        agree(f"off, because {off.reason}", self.vllm_config.parallel_config)
         report_off(off, self.vllm_config)
 
     def unsupported(self) -> WindowOff | None:
@@ -148,6 +153,19 @@ class SpeculatorSeam(Speculator):
 
     def make_window(self, *args: Any, **kwargs: Any) -> WindowedDraft:
         return WindowedDraft(*args, **kwargs)
+
+    def propose(self, input_batch: InputBatch, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Count what real requests bring; idle data parallel ranks and warm-up propose for dummies."""
+        if self.window is not None and not kwargs.get("dummy_run"):
+            num_reqs = input_batch.num_reqs
+            upper_bound = input_batch.seq_lens_cpu_upper_bound[:num_reqs].numpy()
+            self.window.count(upper_bound, np.diff(input_batch.query_start_loc_np[: num_reqs + 1]))
+        with self.proposing(input_batch):
+            return super().propose(input_batch, *args, **kwargs)
+
+    def proposing(self, input_batch: InputBatch) -> AbstractContextManager[None]:
+        """What surrounds a proposal for the target's batch."""
+        return nullcontext()
 
     def _build_draft_attn_metadata(
         self,

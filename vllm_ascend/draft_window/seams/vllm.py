@@ -34,10 +34,11 @@ _BY_DESCRIPTOR = {
 _NEEDED = {
     Kind.PARALLEL: {
         "BASE.capture": "",
+        "BASE.propose": "input_batch",
         "BASE._generate_draft": "num_reqs attn_metadata",
         "DFlashCudaGraphManager.capture": "input_buffers block_tables max_model_len",
     },
-    Kind.STANDALONE: {},
+    Kind.STANDALONE: {"BASE.propose": "input_batch"},
     Kind.TARGET_DEPENDENT: {
         "BASE.capture": "",
         "BASE.propose": "input_batch",
