@@ -70,13 +70,7 @@ def main(
 
 
 def _measure(
-    console: Console,
-    contexts: tuple[int, ...],
-    *,
-    method: str,
-    window: int,
-    prompts: int,
-    max_tokens: int,
+    console: Console, contexts: tuple[int, ...], *, method: str, window: int, prompts: int, max_tokens: int
 ) -> tuple[dict[str, dict[int, Any]], dict[str, str]]:
     """One engine at a time, every context through each; returns measurements by engine and context."""
     from tools.demo_pair import demo_prompts, demo_speculation

@@ -90,11 +90,7 @@ def main() -> None:
 
 
 def _train_target(
-    args: argparse.Namespace,
-    target: Target,
-    corpus: Corpus,
-    train_stream: torch.Tensor,
-    held_out: torch.Tensor,
+    args: argparse.Namespace, target: Target, corpus: Corpus, train_stream: torch.Tensor, held_out: torch.Tensor
 ) -> dict[str, Any]:
     """Train and write the target; returns its record."""
     sizes = {"context": args.target_context, "batch": args.target_batch}
@@ -111,11 +107,7 @@ def _train_target(
 
 
 def _train_draft(
-    args: argparse.Namespace,
-    draft: Draft,
-    target: Target,
-    corpus: Corpus,
-    train_stream: torch.Tensor,
+    args: argparse.Namespace, draft: Draft, target: Target, corpus: Corpus, train_stream: torch.Tensor
 ) -> dict[str, Any]:
     """Train and write a draft; returns its record."""
     sizes = {"context": args.draft_context, "batch": args.draft_batch}

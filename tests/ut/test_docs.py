@@ -179,6 +179,7 @@ def test_figures_are_those_of_the_model_card():
         ("house", "house"),
         ("options", "acceptance_options"),
         ("step", "window_in_a_step"),
+        ("sweep", "sweep_demo_pair"),
     ],
 )
 def test_pictures_can_be_drawn_again(name, picture, tmp_path):

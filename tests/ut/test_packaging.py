@@ -82,7 +82,7 @@ def test_help_of_the_program_in_a_bare_environment(bare_environment):
     assert result.returncode == 0, result.stderr
     for command in ("doctor", "plan", "sweep", "bench", "parity", "upstream-pr"):
         assert f"│ {command} " in result.stdout, result.stdout
-    for command in ("doctor", "plan", "sweep", "parity", "upstream-pr"):
+    for command in ("doctor", "plan", "sweep", "bench", "parity", "upstream-pr"):
         assert "--help" in run_program(bare_environment, command, "--help").stdout
 
 
@@ -90,7 +90,7 @@ def test_help_of_the_program_in_a_bare_environment(bare_environment):
     ("arguments", "line"),
     [
         (["sweep"], "draft-window sweep needs numpy: pip install 'vllm-draft-window[tools]'"),
-        (["parity"], "draft-window parity needs triton: run it with the Python that serves, or install vLLM"),
+        (["parity"], "draft-window parity needs vllm: run it with the Python that serves, or install vLLM"),
         (["parity", "--engines"], "draft-window: the demo pair, which --engines runs, comes with a clone"),
     ],
 )

@@ -63,11 +63,7 @@ def _sight(column: Column) -> Sight:
     windowed, everything = sight(**given | {"window": given["window"] or None}, alignment=BLOCK_SIZE), sight()
 
     def seen(positions: torch.Tensor, **sizes: Any) -> tuple[torch.Tensor, ...]:
-        parts = {
-            Steps.all: (windowed,),
-            Steps.first: (windowed, everything),
-            Steps.later: (everything, windowed),
-        }
+        parts = {Steps.all: (windowed,), Steps.first: (windowed, everything), Steps.later: (everything, windowed)}
         return tuple(mask for part in parts[column.steps] for mask in part(positions, **sizes))
 
     return seen

@@ -64,11 +64,7 @@ class DSparkDraft(Draft):
         return [layer.self_attn.key_value(context, rope) for layer in layers_of(self.layers)]
 
     def forward(
-        self,
-        context: list[KeyValue],
-        known: torch.Tensor,
-        positions: torch.Tensor,
-        visible: torch.Tensor,
+        self, context: list[KeyValue], known: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor
     ) -> torch.Tensor:
         # [B, A, N, vocab]
         base = self.lm_head(self._block_output(context, known[:, :, 0], positions, visible))

@@ -91,14 +91,7 @@ def train(
 
 
 def train_target(
-    target: Target,
-    stream: torch.Tensor,
-    *,
-    context: int,
-    batch: int,
-    seed: int,
-    budget: Budget,
-    learning_rate: float,
+    target: Target, stream: torch.Tensor, *, context: int, batch: int, seed: int, budget: Budget, learning_rate: float
 ) -> Outcome:
     """Next-byte prediction on long contexts."""
     generator = torch.Generator().manual_seed(seed)
