@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,10 +33,15 @@ def main() -> None:
     if cpus:
         # Threads that are started from here on, and there are none yet, inherit it.
         os.sched_setaffinity(0, cpus)
-    engine = BenchEngine(engine_args, fast_prefill=fast_prefill)
-    while True:
-        method, arguments = pipe.recv()
-        pipe.send(getattr(engine, method)(**arguments))
+    try:
+        engine = BenchEngine(engine_args, fast_prefill=fast_prefill)
+        while True:
+            method, arguments = pipe.recv()
+            pipe.send(getattr(engine, method)(**arguments))
+    except BaseException:
+        traceback.print_exc()
+        # An orderly end would write more than the parent shows.
+        os._exit(1)
 
 
 class BenchEngine(Engine):

@@ -47,6 +47,8 @@ class PairSizes:
             raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
         if DRAFT_LAYERS[self.method] == 1 != self.draft_layers:
             raise ValueError(f"draft_layers={self.draft_layers} must be 1 for {self.method}")
+        if self.method == "eagle3" and self.layers < 4:
+            raise ValueError(f"layers={self.layers} must be at least 4 for eagle3")
 
     @property
     def kv_bytes_per_layer(self) -> int:
@@ -63,10 +65,13 @@ class PairSizes:
     def target_layer_ids(self) -> list[int]:
         """Target layers whose output the draft reads: spread out, the last one excluded.
 
-        Three for EAGLE3, else as many as the draft has layers: vLLM 0.26 sizes a DSpark draft's input by that number.
+        As many as the draft has layers: vLLM 0.26 sizes a DSpark draft's input by that number. EAGLE3 reads what goes
+        into three layers, all of which must differ.
         """
-        count, last = (3 if self.method == "eagle3" else self.draft_layers), self.layers - 2
-        return [i * last // max(count - 1, 1) for i in range(count)]
+        last = self.layers - 2
+        if self.method == "eagle3":
+            return [1, 1 + last // 2, 1 + last]
+        return [i * last // max(self.draft_layers - 1, 1) for i in range(self.draft_layers)]
 
 
 def write_target(folder: Path, sizes: PairSizes) -> None:

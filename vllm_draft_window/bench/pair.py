@@ -77,31 +77,27 @@ def summarize(results: Sequence[Result], contexts: Sequence[int]) -> dict[str, A
     return cells
 
 
-def mean(cell: Sequence[tuple[int, int]]) -> float:
-    """Accepted length over all target steps, of tokens and steps by prompt."""
-    tokens, steps = zip(*cell, strict=True)
-    return sum(tokens) / sum(steps)
-
-
 def compare(by_context: dict[str, Any], reference: dict[str, Any]) -> list[dict[str, Any]]:
     """One row per context and column: both means, the error here, their difference in standard errors over prompts."""
     rows = []
-    for context, cells in by_context.items():
+    for context, columns in by_context.items():
         for column in ("off", "on"):
-            here, there = cells[column], reference.get(context, {}).get(column)
-            row = {"context": context, "column": column, "here": mean(here), "error": float(_draws(here).std())}
-            if there is not None:
+            here = _cell(context, columns[column])
+            row = {"context": context, "column": column, "here": here.accepted_length}
+            row["error"] = float(here.resampled.std())
+            if column in reference.get(context, {}):
+                there = _cell(context, reference[context][column])
                 # The same prompts on both sides, so the draws are pairs.
-                error = float((_draws(here) - _draws(there)).std())
-                sigmas = abs(mean(here) - mean(there)) / error if error else 0.0
-                row |= {"reference": mean(there), "sigmas": sigmas, "within_noise": sigmas <= _SIGMAS}
+                error = float((here.resampled - there.resampled).std())
+                sigmas = abs(here.accepted_length - there.accepted_length) / error if error else 0.0
+                row |= {"reference": there.accepted_length, "sigmas": sigmas, "within_noise": sigmas <= _SIGMAS}
             rows.append(row)
     return rows
 
 
-def _draws(cell: Sequence[tuple[int, int]]) -> Any:
-    tokens, steps = zip(*cell, strict=True)
-    return Cell(context=0, tokens=tokens, steps=steps, seconds=0).resampled
+def _cell(context: str, prompts: Sequence[tuple[int, int]]) -> Cell:
+    tokens, steps = zip(*prompts, strict=True)
+    return Cell(context=int(context), tokens=tokens, steps=steps, seconds=0.0)
 
 
 def table(by_context: dict[str, Any], rows: Sequence[dict[str, Any]], title: str) -> Table:

@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from vllm_draft_window.reporting import figure_and_axes
+
 Entries = Sequence[dict[str, Any]]
 
 
@@ -113,13 +115,11 @@ def plot_steps(path: Path, title: str, entries: Entries, *, window: int) -> None
     Raises:
         ValueError: there is no workload of one request.
     """
-    from matplotlib.figure import Figure
-
     single = sorted((e for e in entries if len(e["contexts"]) == 1), key=lambda e: e["contexts"][0])
     if not single:
         raise ValueError("--plot shows workloads of one request, and there is none")
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
+    x = [entry["contexts"][0] for entry in single]
+    figure, (axes,) = figure_and_axes(x, width=8, titles=[title])
     for config in dict.fromkeys(config for entry in single for config in entry["configs"]):
         shown = [(e["contexts"][0], e["configs"][config]) for e in single if config in e["configs"]]
         y = [figures["median_ms"] for _, figures in shown]
@@ -128,19 +128,12 @@ def plot_steps(path: Path, title: str, entries: Entries, *, window: int) -> None
         ]
         label = "no window" if config == "off" else f"{config}, {window} tokens"
         axes.errorbar([x for x, _ in shown], y, yerr=bars, marker="o", capsize=3, label=label, lw=1.5)
-    x = [entry["contexts"][0] for entry in single]
     for side, colour in (("off", "0.3"), ("on", "tab:red")):
         floor = [entry["floor_ms"][side] for entry in single]
         axes.plot(x, floor, ls="--", lw=1, color=colour, label=f"bytes-bound floor, window {side}")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(x, [short(context) for context in x])
-    axes.minorticks_off()
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("context, tokens")
     axes.set_ylabel("decode step, ms (median)")
-    axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    axes.set_title(title, fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
 

@@ -203,12 +203,12 @@ def test_a_failing_child_is_reported_with_its_log(tmp_path):
 def test_random_models_are_complete(tmp_path, method):
     from transformers import AutoModelForCausalLM
 
-    sizes = replace(SIZES, method=method, draft_layers=1 if method in ("eagle3", "mtp") else 2)
+    sizes = replace(SIZES, method=method, layers=4, draft_layers=1 if method in ("eagle3", "mtp") else 2)
     models.write_target(tmp_path / "target", sizes)
     if method == "mtp":
         names = load_file(tmp_path / "target" / "model.safetensors")
         assert {n.split(".")[1] for n in names if n.startswith("model.")} > {"layers", "mtp_layers"}
-        assert not any(n.startswith("model.layers.3") for n in names)
+        assert not any(n.startswith("model.layers.4") for n in names)
         return
     model, loading = AutoModelForCausalLM.from_pretrained(tmp_path / "target", output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
@@ -218,7 +218,8 @@ def test_random_models_are_complete(tmp_path, method):
     models.write_draft(tmp_path / "native", sizes, native_window=32)
     weights, native = (load_file(tmp_path / name / "model.safetensors") for name in ("draft", "native"))
     assert all(torch.equal(weights[name], native[name]) for name in weights)
-    assert weights["fc.weight"].shape == (64, 64 * (3 if method == "eagle3" else 2))
+    assert weights["fc.weight"].shape == (64, 64 * len(set(sizes.target_layer_ids)))
+    assert len(sizes.target_layer_ids) == (3 if method == "eagle3" else 2)
     assert any(name.startswith("markov_head") for name in weights) == (method == "dspark")
     configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("draft", "native")]
     edited = {k: v for k, v in configs[1].items() if configs[0].get(k) != v}
