@@ -17,7 +17,9 @@ from unittest import mock
 import numpy as np
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.platforms import current_platform
 
+from vllm_draft_window import cpu_engine
 from vllm_draft_window.clone import DEMO_PAIR
 
 
@@ -83,6 +85,8 @@ class Engine:
             max_num_seqs=16,
             seed=0,
         )
+        if current_platform.is_cpu():
+            cpu_engine.describe_models_here()
         # vLLM collects garbage ten times around an engine; what is here before, such as vLLM itself, it need not walk.
         gc.freeze()
         self.llm = LLM(str(model or DEMO_PAIR / "target"), **(defaults | engine_args))
