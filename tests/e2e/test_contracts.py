@@ -79,6 +79,7 @@ def test_dummy_and_profile_runs_leave_no_state(shared_engine, without_speculatio
     assert second.tokens == expected
 
 
+@pytest.mark.slow
 def test_engine_core_in_a_process_of_its_own(tmp_path, without_speculation):
     """As in serving: every process finds the CPU engine and the plugin by itself."""
     program = """

@@ -18,6 +18,8 @@ from tools.demo_pair.simulate import draft_everywhere, generate, sight
 from tools.demo_pair.training import Budget, train_draft
 from vllm_draft_window.measuring.engine import Engine
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (40, 97, 130)
 MAX_TOKENS = 16
 

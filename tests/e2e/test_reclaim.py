@@ -11,6 +11,8 @@ from tools.demo_pair import demo_prompts, demo_speculation
 from vllm_ascend.draft_window import reclaim
 from vllm_draft_window.measuring.engine import Engine
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("reclaim")]
+
 WINDOW = {"draft_window_size": 128}
 RECLAIM = WINDOW | {"draft_window_reclaim": True}
 BLOCK = 32

@@ -29,6 +29,7 @@ def check_rows(batch: Batch, seq_lens: np.ndarray) -> None:
             oracle.check_table_row(batch.case, group, s, full, cropped[row].numpy())
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(st.data())
 def test_fused_launch_equals_the_oracle(data):
@@ -50,6 +51,7 @@ def test_plain_torch_equals_the_oracle_with_padding_rows(data):
     check_rows(batch, np.where(np.arange(len(seq_lens)) < live, seq_lens, 0))
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(st.data())
 def test_fused_launch_equals_plain_torch_after_any_history_of_batches(data):

@@ -268,6 +268,7 @@ class TestTool:
         assert message in " ".join((result.stdout + result.stderr).split())
         assert "Traceback" not in result.stderr
 
+    @pytest.mark.slow
     def test_real_sweep_interrupted_and_resumed(self, tmp_path):
         """The finding on 16 prompts, the smallest context that shows it, and one window on either side of 512."""
         settings = ["--contexts", "1024", "--max-tokens", "12", "--out", tmp_path]

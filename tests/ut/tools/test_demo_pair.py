@@ -60,6 +60,7 @@ def test_window_of_the_simulation_is_the_engines(window, sink, min_context):
             np.testing.assert_array_equal(seen, tokens[tokens < position])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", DRAFT_FOLDERS)
 def test_one_training_step_writes_what_loads(method, tmp_path):
     command = [sys.executable, "-m", "tools.train_demo_pair", "--out", tmp_path, "--device", "cpu", "--steps", "1"]
