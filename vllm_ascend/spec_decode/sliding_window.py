@@ -102,6 +102,8 @@ class SlidingWindowAdapter:
         self._full: dict[str, torch.Tensor] = {}
         self._windowed: dict[str, torch.Tensor] = {}
         self._removed: dict[str, torch.Tensor] = {}
+        # Longest of its lengths, where the host knows them; max_seq_len of the metadata is not always set.
+        self._longest: int | None = None
         self._groups: dict[int, int] = {}
         self._full_tables: dict[int, torch.Tensor] = {}
 
@@ -167,10 +169,9 @@ class SlidingWindowAdapter:
 
         Such a proposer gives requests past the limit the length 1; a length of 0 here becomes that 1.
         """
-        fields = vars(common_attn_metadata)
-        longest = fields.get("max_seq_len")
-        if longest is not None and longest + self._future_offset <= max_model_len:
+        if self._longest is not None and self._longest + self._future_offset <= max_model_len:
             return
+        fields = vars(common_attn_metadata)
         for name, removed in self._removed.items():
             current = fields.get(name)
             if current is not None and name != _HOST_COPIES[-1]:
@@ -209,6 +210,7 @@ class SlidingWindowAdapter:
                 self._to_device(torch.from_numpy(queries), seq_lens) if not isinstance(queries, int) else queries
             )
             self._removed["seq_lens"], _ = geometry.lengths(seq_lens, queries=on_device, lookahead=self._future_offset)
+        self._longest = max((int(full.max()) for full in host.values() if len(full)), default=None)
         self._full = {"seq_lens": seq_lens, **host}
         self._windowed = {
             name: (full.clip(max=geometry.limit) - _fit(self._removed[name], len(full))).clip_(min=0)

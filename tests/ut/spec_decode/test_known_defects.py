@@ -216,6 +216,16 @@ def test_5_without_help_the_guard_would_never_fire():
     assert metadata.seq_lens[0] > 1
 
 
+def test_5_the_limit_counts_where_the_metadata_knows_no_longest_length():
+    """As vLLM-Ascend's EAGLE proposer makes it: ``max_seq_len`` is 0."""
+    adapter = on_host(max_rejected=0)
+    metadata = make_metadata([4095], make_table(1, 32))
+    metadata.max_seq_len = 0
+    adapter.apply(metadata)
+    adapter.before_next_step(metadata, 4095)
+    assert metadata.seq_lens.tolist() == metadata._seq_lens_cpu.tolist() == [0]
+
+
 def test_5_far_from_the_limit_nothing_is_touched():
     adapter = SlidingWindowAdapter(512, 128, 1, 7, CPU)
     metadata = make_metadata([2000], make_table(1, 32))
