@@ -24,7 +24,7 @@ def register() -> None:
             raise
         return _report_off(
             f"{_folder()} has no {missing}, since vllm_ascend is loaded from another folder than this plugin's; write "
-            f"the window onto that checkout with `draft-window upstream-pr --checkout CHECKOUT --branch NAME`"
+            f"the window onto that checkout with `draft-window upstream-pr --checkout CHECKOUT --series NAME`"
         )
     if reason := plugin.register():
         _report_off(reason)

@@ -20,12 +20,12 @@ from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu import model_runner as cpu_model_runner
 
 from tests.ascend.fia import watch
+from tests.ascend.npu import has_window
 from tests.ascend.reference import DraftReference, ParallelReference
 from tools.demo_pair import DEMO_PAIR
 from vllm_ascend.ascend_config import init_ascend_config
 from vllm_ascend.attention import utils as attention_utils
 from vllm_ascend.compilation import acl_graph
-from vllm_ascend.draft_window import plugin
 from vllm_ascend.sample import rejection_sampler
 from vllm_ascend.worker import model_runner_v1
 from vllm_ascend.worker.v2.model_runner import NPUModelRunner
@@ -78,7 +78,10 @@ CpuPlatform.opaque_attention_op = classmethod(lambda cls: False)
 CpuPlatform.get_attn_backend_cls = classmethod(
     lambda cls, *_, **__: "vllm_ascend.attention.attention_v1.AscendAttentionBackend"
 )
-plugin.register()
+if not has_window(os.environ["VLLM_ASCEND_SRC"]):
+    from vllm_ascend.draft_window import plugin
+
+    plugin.register()
 rejection_sampler.HAS_TRITON = False  # its kernels use operations of triton-ascend; then it is plain torch
 _rotary_embedding = _custom_ops.rotary_embedding
 # The device's operator takes the int32 positions of Model Runner V1.

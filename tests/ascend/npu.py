@@ -44,9 +44,16 @@ def activate(checkout: str) -> None:
 
     adapt_patch(True)
     adapt_patch()
+    if has_window(checkout):
+        return
     for name in _OUR_PACKAGES:
         folder = REPOSITORY.joinpath(*name.split("."))
         importlib.import_module(name).__path__.append(str(folder))
+
+
+def has_window(checkout: str) -> bool:
+    """Whether the pull request's branches were written onto a checkout, so that its own window is to be tested."""
+    return Path(checkout, "vllm_ascend", "draft_window").is_dir()
 
 
 def _module(name: str, **attributes: Any) -> ModuleType:

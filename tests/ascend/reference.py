@@ -15,7 +15,12 @@ from tests import oracle
 from tests.ascend.fia import Call, masked_attention
 from tests.ascend.graphs import NPUGraph
 from tests.oracle import Case
-from vllm_ascend.draft_window.config import max_rejected
+
+
+def max_rejected(vllm_config: Any) -> int:
+    """Drafts that a host may count as accepted: those of a batch, and of the one in flight on each pipeline stage."""
+    tokens = vllm_config.speculative_config.num_speculative_tokens
+    return tokens * (1 + vllm_config.parallel_config.pipeline_parallel_size)
 
 
 class DraftReference:
@@ -140,8 +145,19 @@ class ParallelReference(SpeculatorReference):
         full_table, size = self._full_tables[gid].numpy(), self._sizes[gid]
         self._check_slots(gid, full_table, live)
         for row in range(live):
-            full_len = int(self._full_lens[row])
-            self._compare(name, row, call, case=self.case, full_len=full_len, full_row=full_table[row], size=size)
+            self._compare(
+                name,
+                row,
+                call,
+                case=self.case,
+                full_len=int(self._full_lens[row]),
+                full_row=full_table[row],
+                size=size,
+                decided_at=self._decided_at(row),
+            )
+
+    def _decided_at(self, row: int) -> int | None:
+        return None
 
     def _check_slots(self, gid: int, full_table: np.ndarray, live: int) -> None:
         """The draft's own tokens are written at absolute positions, through the full table."""
@@ -192,8 +208,39 @@ class AutoregressiveReference(SpeculatorReference):
                 lookahead=steps - step,
                 first_lookahead=steps,
             )
-            full_len = int(self._full_lens[row])
-            self._compare(name, row, call, case=case, full_len=full_len, full_row=full_table[row], size=size)
+            full_len, decided_at = self._lengths(row, step)
+            self._compare(
+                name,
+                row,
+                call,
+                case=case,
+                full_len=full_len,
+                full_row=full_table[row],
+                size=size,
+                decided_at=decided_at,
+            )
+
+    def _lengths(self, row: int, step: int) -> tuple[int, int | None]:
+        """What attention could read without a window, and the length by which the host decided what it may not."""
+        return int(self._full_lens[row]), None
+
+
+class HostPlannedParallelReference(ParallelReference):
+    """Where the host decides, and attention reads the device's lengths."""
+
+    def _decided_at(self, row: int) -> int:
+        speculator = self._speculator
+        host_len = int(speculator.input_batch.seq_lens_np[row]) + self.case.queries
+        return host_len - max_rejected(speculator.vllm_config)
+
+
+class HostPlannedReference(AutoregressiveReference):
+    """Where the host decides, and attention reads its lengths, rejected drafts among them."""
+
+    def _lengths(self, row: int, step: int) -> tuple[int, int | None]:
+        speculator = self._speculator
+        host_len = int(speculator.input_batch.seq_lens_np[row]) + step
+        return min(host_len, speculator.max_model_len), host_len - max_rejected(speculator.vllm_config)
 
 
 class ProposerReference(DraftReference):
@@ -272,6 +319,9 @@ class ProposerReference(DraftReference):
             )
             # Later steps count on from the first, tokens among them that were rejected: so does vLLM-Ascend.
             full_len = int(self._first_lens[row]) + self._step
+            if self._step and full_len > case.max_model_len:  # such a draft is thrown away
+                assert call.kv_lens[row] == 1, f"{name}, request {row}: {call.kv_lens[row]} tokens past the end"
+                continue
             decided_at = None
             if self._lookahead:  # token by token, attention reads its lengths on the host
                 decided_at = int(self._host_lens[row]) - self._max_rejected + self._step

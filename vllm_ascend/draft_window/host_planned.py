@@ -23,6 +23,7 @@ class HostPlannedWindow:
     Attributes:
         seq_lens: windowed lengths, int32, [max_num_reqs].
         block_tables: cropped tables, one per draft KV cache group, int32, [max_num_reqs, columns].
+        removed: tokens that the last build took out of each request, int32, [num_reqs].
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class HostPlannedWindow:
         self.seq_lens, self.block_tables = seq_lens, list(block_tables)
         self._group_ids = tuple(group_ids)
         self._pin_memory = is_pin_memory_available()
+        self.removed = np.zeros(0, dtype=np.int32)
 
     def build(
         self,
@@ -72,6 +74,7 @@ class HostPlannedWindow:
         # [num_reqs]
         host, removed = np.zeros((2, num_reqs), dtype=np.int32)
         live = len(host_lens)
+        self.removed = removed
         removed[:live] = self.geometry.removed_by_host(host_lens, queries=queries, lookahead=lookahead)
         host[:live] = np.minimum(host_lens, limit) - removed[:live]
         if self._cuts(removed):

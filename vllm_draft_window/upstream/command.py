@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the draft window as a vLLM-Ascend pull request onto a checkout: signed-off commits on a branch of their own."""
+"""Write the draft window as a series of vLLM-Ascend pull requests onto a checkout: one branch of commits for each."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,29 +10,31 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from .checkout import Checkout
-    from .steps import Commit
+    from .series import Branch, Commit
 
 console = Console(stderr=True, highlight=False)
 
 REFUSED = 2
-"""Exit code where nothing was written: the checkout, the branch or upstream's code does not allow it."""
+"""Exit code where nothing was written: the checkout, the names or upstream's code do not allow it."""
 
 
 def main(
     checkout: Annotated[Path, typer.Option(help="vLLM-Ascend checkout without local changes.", show_default=False)],
-    branch: Annotated[str, typer.Option(help="Branch to create; it is checked out at the end.", show_default=False)],
+    series: Annotated[
+        str, typer.Option(help="What the names of the branches begin with; the last one is checked out.")
+    ] = "draft-window",
     base: Annotated[
-        str, typer.Option(help="Commit to start from. On a branch written before, that branch's own start.")
+        str, typer.Option(help="Commit to start from. On branches written before, their own start.")
     ] = "HEAD",
     pr_text: Annotated[
-        Path | None, typer.Option(help="Where to write the description. Default: PULL_REQUEST.md in the git folder.")
+        Path | None, typer.Option(help="Folder for the descriptions. Default: pull-requests in the git folder.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what the commits would be.")] = False,
 ) -> None:
-    """Write the draft window onto a **vLLM-Ascend** checkout: package, integration, tests, documentation.
+    """Write the draft window onto a **vLLM-Ascend** checkout: stacked branches, each complete without the next.
 
     All edits are found by structure. When upstream moved, the missing place is named and nothing is written. A second
-    run with the same inputs finds the branch and has nothing to do.
+    run with the same inputs finds the branches and has nothing to do.
 
     Exit codes: 0 written, or nothing to do; 2 refused, with the reason.
     """
@@ -40,49 +42,60 @@ def main(
     from .errors import Refused
 
     try:
-        _write(Checkout(checkout), branch, base, pr_text, dry_run)
+        _write(Checkout(checkout), series, base, pr_text, dry_run)
     except Refused as reason:
         console.print(f"[red]Refused:[/red] {reason}", soft_wrap=True)
         raise typer.Exit(REFUSED) from None
 
 
-def _write(checkout: "Checkout", branch: str, base: str, pr_text: Path | None, dry_run: bool) -> None:
+def _write(checkout: "Checkout", series: str, base: str, pr_text: Path | None, dry_run: bool) -> None:
     from .errors import Refused
-    from .pr_text import write_pull_request_text
-    from .steps import STEPS, build_commits
+    from .series import BRANCHES, build_series, pull_request_text
 
     try:
-        checkout.git("check-ref-format", "--branch", branch)
+        checkout.git("check-ref-format", "--branch", series)
     except Refused:
-        raise Refused(f"{branch!r} is not a name that git allows for a branch") from None
+        raise Refused(f"{series!r} is not a name that git allows for a branch") from None
     start = checkout.find_commit(base)
     if start is None:
         raise Refused(f"{base} is no commit of {checkout.path}")
-    start = checkout.base_of(start, {step.subject for step in STEPS})
-    existing = checkout.find_commit(f"refs/heads/{branch}")
-    if existing is not None:
-        start = checkout.base_of(existing, {step.subject for step in STEPS})
-    commits = build_commits(checkout, start)
-    _show(commits)
+    own_subjects = {step.subject for branch in BRANCHES for step in branch.steps}
+    names = {branch: f"{series}-{branch.name}" for branch in BRANCHES}
+    existing = {branch: checkout.find_commit(f"refs/heads/{name}") for branch, name in names.items()}
+    start = checkout.base_of(next(filter(None, existing.values()), start), own_subjects)
+
+    built = build_series(checkout, start)
+    _show(built)
     if dry_run:
         return
-    tip = start
-    for commit in commits:
-        tip = checkout.commit(tip, commit.edits, commit.message)
-    if existing is None:
-        checkout.git("switch", "--quiet", "--create", branch, tip)
-        console.print(f"Wrote [bold]{len(commits)} commits[/bold] on {branch}, based on {start[:10]}.")
-    elif checkout.tree_of(existing) == checkout.tree_of(tip):
-        console.print(f"Nothing to do: {branch} has this content already.")
+    tips, tip = {}, start
+    for branch, commits in built:
+        for commit in commits:
+            tip = checkout.commit(tip, commit.edits, commit.message)
+        tips[branch] = tip
+    for branch, tip in tips.items():
+        there = existing[branch]
+        if there is not None and checkout.tree_of(there) != checkout.tree_of(tip):
+            raise Refused(f"the branch {names[branch]} exists with other content; delete it or choose another name")
+    new = [branch for branch in tips if existing[branch] is None]
+    for branch in new:
+        checkout.git("branch", names[branch], tips[branch])
+        console.print(f"Wrote [bold]{names[branch]}[/bold].")
+    if new:
+        checkout.git("switch", "--quiet", names[new[-1]])
     else:
-        raise Refused(f"the branch {branch} exists with other content; delete it or choose another name")
-    target = pr_text or checkout.path / checkout.git("rev-parse", "--git-path", "PULL_REQUEST.md")
-    write_pull_request_text(target, commits)
-    console.print(f"Description: {target}", soft_wrap=True)
+        console.print("Nothing to do: the branches have this content already.")
+    folder = pr_text or checkout.path / checkout.git("rev-parse", "--git-path", "pull-requests")
+    for branch in tips:
+        target = folder / names[branch] / "PULL_REQUEST.md"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(pull_request_text(branch))
+        console.print(f"Description: {target}", soft_wrap=True)
 
 
-def _show(commits: "list[Commit]") -> None:
-    table = Table("files", "commit", box=None, pad_edge=False)
-    for commit in commits:
-        table.add_row(str(len(commit.edits)), commit.subject)
+def _show(built: "list[tuple[Branch, list[Commit]]]") -> None:
+    table = Table("branch", "files", "commit", box=None, pad_edge=False)
+    for branch, commits in built:
+        for commit in commits:
+            table.add_row(branch.name, str(len(commit.edits)), commit.subject)
     console.print(table)

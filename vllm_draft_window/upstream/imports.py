@@ -12,19 +12,15 @@ FIRST_PARTY = ("tests", "tools", "vllm_ascend")
 _Key = tuple[int, int, str]
 
 
-def add_import(module: cst.Module, statement: str, comment: str = "") -> cst.Module:
-    """Add an import statement of one name, sorted in; nothing changes where it is imported already.
-
-    Args:
-        comment: put behind the statement, with its hash.
-    """
+def add_import(module: cst.Module, statement: str) -> cst.Module:
+    """Add an import statement of one name, sorted in; nothing changes where it is imported already."""
     line = cst.parse_statement(statement)
     assert isinstance(line, cst.SimpleStatementLine)
-    if any(_same(line, other) for other in module.body):
-        return module
-    if comment:
-        whitespace = cst.TrailingWhitespace(cst.SimpleWhitespace("  "), comment=cst.Comment(comment))
-        line = line.with_changes(trailing_whitespace=whitespace)
+    for other in module.body:
+        if _same(line, other):
+            return module
+        if (joined := _joined(line, other)) is not None:
+            return module.with_deep_changes(other, body=[joined])  # type: ignore[return-value]
     key = _key(line)
     body = list(module.body)
     start, stop = _run_for(body, key)
@@ -108,6 +104,23 @@ def _same(wanted: cst.SimpleStatementLine, other: cst.CSTNode) -> bool:
     if new is None or there is None or _key(wanted) != _key(other):
         return False
     return _names(new) <= _names(there)
+
+
+def _joined(wanted: cst.SimpleStatementLine, other: cst.CSTNode) -> cst.ImportFrom | None:
+    """The other statement with the wanted name among its own, where it imports from the same module."""
+    new, there = import_in(wanted), import_in(other)
+    if not isinstance(new, cst.ImportFrom) or not isinstance(there, cst.ImportFrom) or _key(wanted) != _key(other):
+        return None
+    assert not isinstance(new.names, cst.ImportStar) and not isinstance(there.names, cst.ImportStar)
+    aliases, name = list(there.names), new.names[0]
+    position = sum(alias.evaluated_name < name.evaluated_name for alias in aliases)
+    pattern = aliases[min(position, len(aliases) - 2)] if len(aliases) > 1 else None
+    comma = pattern.comma if pattern is not None else cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+    if position == len(aliases):
+        aliases[-1], name = aliases[-1].with_changes(comma=comma), name.with_changes(comma=aliases[-1].comma)
+    else:
+        name = name.with_changes(comma=comma)
+    return there.with_changes(names=[*aliases[:position], name, *aliases[position:]])
 
 
 def _names(statement: cst.Import | cst.ImportFrom) -> set[tuple[str, str | None]]:

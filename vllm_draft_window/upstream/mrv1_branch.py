@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Branch 1: the draft window of Model Runner V1, mended in its present place."""
+
+import libcst.matchers as m
+
+from .checkout import Tree
+from .in_tree import PACKAGE, adapter, geometry, template
+from .python_source import Source, assigns, mentions
+from .test_config import add_dependency
+
+_CONFIG = "vllm_ascend/ascend_config.py"
+_UTILS = "vllm_ascend/spec_decode/utils.py"
+_BASE = "vllm_ascend/spec_decode/llm_base_proposer.py", "AscendSpecDecodeBaseProposer"
+_DSPARK = "vllm_ascend/spec_decode/dspark_proposer.py", "AscendDSparkProposer"
+_STEP3P5 = "vllm_ascend/spec_decode/step3p5.py", "AscendStep3p5MTPProposer"
+# Only some versions give it to drafts that plan on the host.
+_PARALLEL_HOST_LENGTHS = "parallel_draft_seq_lens_cpu"
+
+_METADATA_POSITIONS = m.Attribute(value=m.Name("common_attn_metadata"), attr=m.Name("positions"))
+
+_INIT = '''\
+def _init_draft_window(self, block_size: int) -> None:
+    """Limit draft attention to the newest ``draft_window_size`` tokens, from a multiple of ``block_size`` on."""
+    window = get_ascend_config().draft_window_size
+    if window is not None and not self.supports_draft_window:
+        logger.warning("draft_window_size=%s is ignored: %s has no draft window.", window, type(self).__name__)
+        window = None
+    self.draft_window_size = window
+    if window is None:
+        return
+    tokens = self.num_speculative_tokens
+    parallel = self.method in ("dflash", "dspark")
+    smallest = self.num_query_per_req if self.method == "dspark" else tokens + 1
+    if window < smallest:
+        raise ValueError(f"draft_window_size={window} is too small, it must be at least {smallest}")
+    self.sliding_window = SlidingWindowAdapter(
+        window,
+        block_size,
+        self.runner.max_num_reqs,
+        # DFlash and DSpark count their query tokens into seq_lens; elsewhere the drafts lie beyond it.
+        0 if parallel else tokens,
+        self.device,
+        max_model_len=self.vllm_config.model_config.max_model_len,
+        # The host may count as accepted what this batch drafted, and what those in flight did.
+        max_rejected=tokens * (1 + self.vllm_config.parallel_config.pipeline_parallel_size),
+        read_from=@PARALLEL@ if parallel else "_seq_lens_cpu",
+    )
+'''
+_OPTION = """
+draft_window_size = additional_config.get("draft_window_size")
+if draft_window_size is not None and (type(draft_window_size) is not int or draft_window_size < 1):
+    raise ValueError(f"draft_window_size={draft_window_size!r} must be an integer of at least 1")
+self.draft_window_size = draft_window_size
+"""
+_GROUPS = """
+if self.draft_window_size is not None:
+    # The groups share the windowed lengths, so they must start at one token.
+    self._init_draft_window(math.lcm(*(group.kv_cache_spec.block_size for group in self.draft_attn_groups)))
+"""
+_CROP = """
+if block_table is not None and self.draft_window_size is not None:
+    common_attn_metadata.block_table_tensor = self.sliding_window.crop_group(
+        common_attn_metadata.block_table_tensor, attn_group.kv_cache_spec.block_size
+    )
+"""
+_UNSUPPORTED = """
+# Its loop over the steps does not apply one.
+supports_draft_window = False
+"""
+_LENGTHEN = """
+if self.draft_window_size is not None:
+    self.sliding_window.before_next_step(common_attn_metadata, self.max_model_len)
+"""
+
+
+def add_option(tree: Tree) -> None:
+    source = Source(_CONFIG, tree.read(_CONFIG))
+    read = m.SimpleStatementLine(body=[m.Assign(targets=[m.AssignTarget(target=m.Name("additional_config"))])])
+    source.insert_after("AscendConfig", "__init__", read, "the additional config", _OPTION)
+    tree.write(_CONFIG, source.text)
+
+
+def write_geometry(tree: Tree) -> None:
+    tree.write(f"{PACKAGE}/__init__.py", "")
+    tree.write(f"{PACKAGE}/geometry.py", geometry())
+    # Whatever tests a proposer tests what it computes with.
+    proposers = ("llm_base_proposer", "dflash_proposer", "dspark_proposer")
+    add_dependency(tree, PACKAGE, beside=[f"vllm_ascend/spec_decode/{name}.py" for name in proposers])
+
+
+def mend_adapter(tree: Tree) -> None:
+    source = Source(_UTILS, tree.read(_UTILS))
+    code, imports = adapter()
+    source.replace_class("SlidingWindowAdapter", code)
+    for statement in imports:
+        source.add_import(statement)
+    tree.write(_UTILS, source.text)
+
+
+def mend_proposers(tree: Tree) -> None:
+    in_attention = tree.files_with(_PARALLEL_HOST_LENGTHS, "vllm_ascend/attention/")
+    path, base = _BASE
+    source = Source(path, tree.read(path))
+    source.add_class_attributes(base, "supports_draft_window = True\n")
+    building = m.If(body=mentions(m.Call(func=m.Name("SlidingWindowAdapter"))))
+    source.replace_lines(
+        base,
+        "load_model",
+        [assigns("draft_window_size"), building],
+        "the SlidingWindowAdapter of draft_window_size",
+        "# Sliding-window draft attention.\nself._init_draft_window(self.kernel_block_size)\n",
+    )
+    init = _INIT.replace("@PARALLEL@", f'"{_PARALLEL_HOST_LENGTHS if in_attention else "seq_lens"}"')
+    source.add_method(base, init, before="_maybe_share_embeddings")
+    cut = assigns("block_table_tensor", "common_attn_metadata")
+    sets_table = m.If(test=mentions(m.Name("block_table")), body=m.IndentedBlock(body=[cut]))
+    source.insert_after(base, "build_draft_attn_metadata", sets_table, "the block table of a DSpark group", _CROP)
+    clones = m.SimpleStatementLine(
+        body=[m.Assign(targets=[m.AssignTarget(_METADATA_POSITIONS)], value=m.Call(m.Attribute(attr=m.Name("clone"))))]
+    )
+    source.insert_after(base, "attn_update_stack_num_spec_norm", clones, "the clone of the positions", _LENGTHEN)
+    tree.write(path, source.text)
+
+    path, dspark = _DSPARK
+    source = Source(path, tree.read(path))
+    source.append_to(dspark, "initialize_attn_backend", _GROUPS)
+    source.add_import("import math")
+    tree.write(path, source.text)
+
+    path, step3p5 = _STEP3P5
+    source = Source(path, tree.read(path))
+    source.add_class_attributes(
+        step3p5, "# Its loop over the steps does not apply one.\nsupports_draft_window = False\n"
+    )
+    tree.write(path, source.text)
+
+
+def write_tests(tree: Tree) -> None:
+    tree.write("tests/ut/spec_decode/test_sliding_window.py", template("mrv1/test_sliding_window.py.txt"))

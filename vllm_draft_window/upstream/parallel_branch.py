@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Branch 2: the draft window of DSpark and DFlash on Model Runner V2."""
+
+import libcst as cst
+import libcst.matchers as m
+
+from .checkout import Tree
+from .docs import add_option, add_section
+from .in_tree import PACKAGE, host_planned, template
+from .python_source import Source
+from .test_config import add_dependency
+
+V2 = "vllm_ascend/worker/v2"
+_SPECULATORS = {
+    f"{V2}/spec_decode/dspark/speculator.py": "AscendDSparkSpeculator",
+    f"{V2}/spec_decode/dflash/speculator.py": "AscendDFlashSpeculator",
+}
+_ATTN_UTILS = f"{V2}/attn_utils.py"
+MODULE = f"{V2}/spec_decode/draft_window.py"
+_WRAPPER = "build_attn_metadata_wrapper"
+
+_SET = """
+self.draft_window = make_draft_window(
+    self.vllm_config,
+    self.attn_groups,
+    block_tables,
+    queries=self.num_query_per_req,
+    max_queries=self.num_query_per_req,
+)
+"""
+_BUILD = '''
+def _windowed_build(self) -> Callable[..., Any] | None:
+    """What a metadata build goes through; lengths on the host count this step's drafts, accepted or not."""
+    if self.draft_window is None:
+        return None
+    host_lens = self.input_batch.seq_lens_np[: self.input_batch.num_reqs] + self.num_query_per_req
+    return partial(self.draft_window.build, host_lens=host_lens, queries=self.num_query_per_req)
+'''
+
+
+def write_window(tree: Tree) -> None:
+    tree.write(f"{PACKAGE}/host_planned.py", host_planned())
+    tree.write("tests/ut/worker/v2/test_host_planned_window.py", template("parallel/test_host_planned_window.py.txt"))
+
+
+def window_speculators(tree: Tree) -> None:
+    tree.write(MODULE, template("parallel/draft_window.py.txt"))
+    _let_builds_be_windowed(tree)
+    for path, speculator in _SPECULATORS.items():
+        source = Source(path, tree.read(path))
+        source.add_class_attributes(speculator, "draft_window: HostPlannedWindow | None = None\n")
+        source.append_to(speculator, "set_attn", _SET)
+        source.add_method(speculator, _BUILD, before="propose")
+        wrapper = m.Call(func=m.Name(_WRAPPER), args=[])
+        source.replace_in_class(speculator, wrapper, f"{_WRAPPER}(self._windowed_build())")
+        for statement in (
+            "from collections.abc import Callable",
+            "from functools import partial",
+            "from vllm_ascend.draft_window.host_planned import HostPlannedWindow",
+            "from vllm_ascend.worker.v2.spec_decode.draft_window import make_draft_window",
+        ):
+            source.add_import(statement)
+        tree.write(path, source.text)
+    add_dependency(tree, PACKAGE, beside=[V2])
+    tree.write("tests/ut/worker/v2/test_draft_window.py", template("parallel/test_draft_window.py.txt"))
+
+
+def write_docs(tree: Tree) -> None:
+    add_section(tree, template("parallel/guide.md").replace("@AUTOREGRESSIVE@", "not windowed"))
+    add_option(tree, template("parallel/option.md"))
+
+
+def write_e2e_test(tree: Tree) -> None:
+    folder = "tests/e2e/pull_request/one_card/model_runner_v2"
+    tree.write(f"{folder}/test_draft_window.py", template("parallel/test_e2e.py.txt"))
+
+
+def _let_builds_be_windowed(tree: Tree) -> None:
+    """The context that gives vLLM's speculators Ascend's build takes what windows it."""
+    source = Source(_ATTN_UTILS, tree.read(_ATTN_UTILS))
+    function = source.find_function(_WRAPPER)
+    parameter = cst.Param(
+        cst.Name("windowed"),
+        annotation=cst.Annotation(cst.parse_expression("Callable[..., dict[str, Any]] | None")),
+        default=cst.Name("None"),
+    )
+    build = cst.parse_statement(
+        "build = build_attn_metadata if windowed is None else partial(windowed, build_attn_metadata)"
+    )
+    swap = m.Assign(value=m.Name("build_attn_metadata"))
+    edited = m.replace(function, swap, lambda node, _: node.with_changes(value=cst.Name("build")))  # type: ignore
+    assert isinstance(edited, cst.FunctionDef)
+    docstring, *rest = edited.body.body
+    edited = edited.with_changes(
+        params=cst.Parameters([parameter]), body=edited.body.with_changes(body=[docstring, build, *rest])
+    )
+    source.replace_statement(function, edited)
+    source.add_import("from collections.abc import Callable")
+    source.add_import("from functools import partial")
+    tree.write(_ATTN_UTILS, source.text)
