@@ -89,4 +89,4 @@ def describe_models_here() -> None:
     """vLLM looks at a class of models in a process of ten seconds, so that this one touches no device; here is none."""
     from vllm.model_executor.models import registry
 
-    registry._run_in_subprocess = lambda describe: describe()
+    registry._run_in_subprocess = lambda fn: fn()
