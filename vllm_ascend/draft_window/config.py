@@ -137,8 +137,8 @@ def resolve(options: DraftWindowOptions, facts: DraftFacts) -> DraftWindow | Win
 
     if facts.context_parallel_size > 1:
         raise ValueError(
-            f"draft_window_size={size} is not supported with context parallelism "
-            f"(size {facts.context_parallel_size}); the decode and prefill context parallel sizes must be 1"
+            f"draft_window_size={size} is not supported with context parallelism (size {facts.context_parallel_size}) "
+            f"that shards the draft's KV cache; the decode and prefill context parallel sizes must be 1"
         )
     if window.reclaim and is_mtp:
         raise ReclaimRefused(f"an MTP head ({method}) is one more layer of the target")

@@ -12,7 +12,7 @@ from .config import DraftWindow, WindowOff, facts_from_config, resolve
 from .options import DraftWindowOptions
 from .ranks import agree, speaks
 from .reclaim import refuse_engine
-from .seams.vllm import untested
+from .seams.vllm import replicates_draft, untested
 
 
 def decide(vllm_config: Any) -> DraftWindow | WindowOff | None:
@@ -27,12 +27,22 @@ def decide(vllm_config: Any) -> DraftWindow | WindowOff | None:
         return None
     if vllm_config.speculative_config is None:
         return WindowOff("speculative decoding is not configured", logging.WARNING)
-    decision = resolve(options, facts_from_config(vllm_config))
+    facts = facts_from_config(vllm_config)
+    if facts.context_parallel_size > 1 and replicates_draft(vllm_config):
+        facts = replace(facts, context_parallel_size=1)
+    decision = resolve(options, facts)
     if isinstance(decision, DraftWindow) and decision.reclaim:
         refuse_engine(vllm_config)
-    if isinstance(decision, DraftWindow) and (warning := untested()):
-        return replace(decision, warnings=(warning, *decision.warnings))
+    if isinstance(decision, DraftWindow):
+        warnings = filter(None, (untested(), _ignored_length(vllm_config.speculative_config)))
+        return replace(decision, warnings=(*warnings, *decision.warnings))
     return decision
+
+
+def _ignored_length(speculative_config: Any) -> str | None:
+    length = getattr(speculative_config, "max_model_len", None)
+    text = f"speculative_config.max_model_len={length} does not end drafting there, on Model Runner V2; nor the window"
+    return text if length is not None else None
 
 
 def report_off(off: WindowOff, vllm_config: Any) -> None:

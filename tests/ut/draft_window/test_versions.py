@@ -40,6 +40,43 @@ def test_every_seam_of_this_vllm_is_found(speculator):
     assert versions.kind_of(speculator) is SPECULATORS[speculator]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dflash2.DFlash2Speculator",
+        "lilicorr.LiLiCorrSpeculator",
+        "xpress.XPressSpeculator",
+        "multi_module_mtp.MultiModuleMTPSpeculator",
+    ],
+)
+def test_a_relative_of_a_windowed_speculator_is_not_windowed_by_accident(name):
+    module, cls = name.split(".")
+    found = pytest.importorskip(f"vllm.v1.worker.gpu.spec_decode.{module}.speculator", reason="not in this vLLM")
+    assert versions.kind_of(getattr(found, cls)) == f"{cls} is not windowed by this version"
+
+
+@pytest.mark.parametrize(
+    ("version", "method", "use_mla", "prefill", "replicated"),
+    [
+        ("0.31.0", "dflash", False, 1, True),
+        ("0.33.0", "dspark", False, 1, True),
+        ("0.31.0", "dspark", True, 1, False),
+        ("0.31.0", "dspark", False, 2, False),
+        ("0.31.0", "eagle3", False, 1, False),
+        ("0.29.0", "dspark", False, 1, False),
+    ],
+)
+def test_drafts_that_a_context_parallel_target_does_not_shard(
+    version, method, use_mla, prefill, replicated, monkeypatch
+):
+    monkeypatch.setattr(vllm, "__version__", version)
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(method=method, draft_model_config=SimpleNamespace(use_mla=use_mla)),
+        parallel_config=SimpleNamespace(prefill_context_parallel_size=prefill),
+    )
+    assert versions.replicates_draft(config) is replicated
+
+
 @pytest.mark.parametrize("speculator", SPECULATORS)
 def test_no_method_is_overridden_by_two_classes_of_ours(speculator):
     windowed = plugin._windowed_class(SPECULATORS[speculator], speculator)

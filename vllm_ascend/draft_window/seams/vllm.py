@@ -12,6 +12,8 @@ from typing import Any
 import vllm
 from packaging.version import InvalidVersion, Version
 
+from ..config import PARALLEL_METHODS
+
 OLDEST = (0, 26)
 NEWEST_TESTED = (0, 33)
 
@@ -26,6 +28,18 @@ _KINDS = {
     "PlainDraftModelSpeculator": Kind.STANDALONE,  # vLLM 0.31
     "StandaloneARSpeculator": Kind.STANDALONE,  # from 0.32
 }
+# Whoever derives from those may read its context in another way. vLLM-Ascend calls its own "Ascend...".
+_TESTED = frozenset(
+    {
+        "DFlashSpeculator",
+        "DSparkSpeculator",
+        "EagleSpeculator",
+        "MTPSpeculator",
+        "Gemma4Speculator",  # refused: it attends to the target's KV cache
+        "PlainDraftModelSpeculator",
+        "StandaloneARSpeculator",
+    }
+)
 # What the seams override or call, and the parameters that they name. BASE is the class that gave the kind.
 _BY_SIZES = {"DraftModelSpeculator._build_draft_attn_metadata": "num_reqs num_reqs_padded num_tokens_padded"}
 _BY_DESCRIPTOR = {
@@ -80,7 +94,7 @@ def without(seam: str) -> str:
 def kind_of(speculator_class: type) -> Kind | str:
     """How a speculator class proposes, or why it cannot be windowed."""
     base = next((base for base in speculator_class.__mro__ if base.__name__ in _KINDS), None)
-    if base is None:
+    if base is None or speculator_class.__name__.removeprefix("Ascend") not in _TESTED:
         return f"{speculator_class.__name__} is not windowed by this version"
     kind, scope = _KINDS[base.__name__], vars(sys.modules[base.__module__])
     for seam, parameters in ((_BY_DESCRIPTOR if builds_by_descriptor() else _BY_SIZES) | _NEEDED[kind]).items():
@@ -156,6 +170,16 @@ def refusal(speculator: Any) -> str | None:
 def attention_of(speculator: Any) -> str | None:
     """vLLM-Ascend's name for the kind of a draft's attention; ``None`` where it is too old to say."""
     return getattr(speculator, "attn_architecture", None)
+
+
+def replicates_draft(vllm_config: Any) -> bool:
+    """Whether each rank of a context parallel target has the draft's whole KV cache.
+
+    vLLM 0.31 and later: dense parallel drafters under decode context parallelism. Other drafts are sharded with it.
+    """
+    speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    dense_and_parallel = speculative.method in PARALLEL_METHODS and not speculative.draft_model_config.use_mla
+    return release() >= (0, 31) and dense_and_parallel and parallel.prefill_context_parallel_size == 1
 
 
 def uses_v2_runner(vllm_config: Any) -> bool:
