@@ -160,6 +160,41 @@ def test_bad_input(given, words):
     assert verdict["advice"]
 
 
+EAGLE3 = DSPARK | {"method": "eagle3", "model": str(ROOT / "checkpoints/demo-pair/eagle3")}
+
+
+def test_autoregressive_draft_needs_more_than_its_look_ahead():
+    verdict, _ = examine(*arguments(EAGLE3, {"draft_window_size": 7}), status=2)
+    assert "must be at least 8, one more than num_speculative_tokens" in verdict["reason"]
+
+
+def test_a_window_of_the_draft_that_covers_everything(tmp_path):
+    own = {"use_sliding_window": True, "sliding_window": 9000, "max_window_layers": 0}
+    (tmp_path / "config.json").write_text(json.dumps(json.loads((DRAFT / "config.json").read_text()) | own))
+    verdict, _ = examine(*arguments(DSPARK | {"model": str(tmp_path)}, {"draft_window_size": 512}), status=1)
+    assert verdict["reason"] == "the draft's own sliding window of 9000 tokens covers max_model_len=8192"
+
+
+def test_a_length_for_the_draft_ends_nothing():
+    given = arguments(DSPARK | {"max_model_len": 4096}, {"draft_window_size": 512})
+    (warning,) = examine(*given, status=0)[0]["window"]["warnings"]
+    assert warning.startswith("speculative_config.max_model_len=4096 does not end drafting there")
+
+
+@pytest.mark.parametrize("speculative", [DSPARK, EAGLE3], ids=lambda value: value["method"])
+def test_decode_context_parallelism(speculative):
+    """Dense parallel drafts are replicated from vLLM 0.31 on, and windowed; all others are refused."""
+    from vllm_ascend.draft_window.seams.vllm import release
+
+    replicated = release() >= (0, 31) and speculative is DSPARK
+    ranks = ("--tensor-parallel-size", "4", "--decode-context-parallel-size", "2")
+    verdict, _ = examine(*arguments(speculative, {"draft_window_size": 512}), *ranks, status=0 if replicated else 2)
+    if replicated:
+        assert verdict["window"]["size"] == 512
+    else:
+        assert "context parallelism (size 2) that shards the draft's KV cache" in verdict["reason"]
+
+
 @pytest.mark.parametrize("additional_config", LOOK_ALIKES, ids=str)
 def test_look_alikes(additional_config):
     verdict, _ = examine(*arguments(additional=additional_config), status=2)
