@@ -93,7 +93,7 @@ def _activate_cpu_engine() -> Iterator[Finding]:
     os.environ.update(users)
     yield Finding(
         check="CPU engine",
-        found="a CPU build of vLLM; checked with vllm_draft_window/cpu_engine, which runs Model Runner V2 on it",
+        found="a CPU build of vLLM; Model Runner V2 runs on it with vllm_draft_window.cpu_engine",
         level=Level.NOTE,
         advice=f"serve with PYTHONPATH={SITE_DIR}",
     )
