@@ -134,7 +134,7 @@ class Engine:
             on_finished: called after each prompt.
         """
         common: dict[str, Any] = dict(temperature=0.0, ignore_eos=True, detokenize=False) | sampling
-        engine, before, started = self.llm.llm_engine, self._counters(), time.perf_counter()
+        engine, before, started = self.llm.llm_engine, self.counters(), time.perf_counter()
         waiting = deque(enumerate(map(list, prompts)))
         names = [f"{started}-{i}" for i in range(len(waiting))]
         limits = [max_tokens] * len(names) if isinstance(max_tokens, int) else max_tokens
@@ -159,7 +159,7 @@ class Engine:
                         on_finished()
             sizes.append(len(own))
         seconds = time.perf_counter() - started
-        gained = {name: np.subtract(value, before.get(name, 0)) for name, value in self._counters().items()}
+        gained = {name: np.subtract(value, before.get(name, 0)) for name, value in self.counters().items()}
         return Measurement(
             tokens=tuple(outputs[name] for name in names),
             lengths=tuple(tuple(lengths[name]) for name in names),
@@ -173,7 +173,7 @@ class Engine:
             seconds=seconds,
         )
 
-    def _counters(self) -> dict[str, Any]:
+    def counters(self) -> dict[str, Any]:
         """Totals since the process started; a vector metric is a list."""
         metrics: list[Any] = self.llm.get_metrics()
         return {

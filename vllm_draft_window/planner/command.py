@@ -206,11 +206,13 @@ def show_reclaim(cache: "CachePlan", deployment: "Deployment", console: Console)
     if cache.refused is not None:
         console.print(f"[yellow]No reclaim:[/] {escape(cache.refused)}.", highlight=False)
         return
-    table = Table(
-        title=f"KV cache with draft_window_reclaim: {cache.groups} groups of up to {cache.group_size} layers",
-        title_justify="left",
-        caption=f"of requests that decode; below {cache.costs_below:,} tokens a request takes more than without",
+    console.print(
+        f"KV cache with draft_window_reclaim: {cache.groups} groups of up to {cache.group_size} layers; a request that "
+        f"decodes takes more than without below {cache.costs_below:,} tokens",
+        style="italic",
+        highlight=False,
     )
+    table = Table()
     for heading in ("context", "saved", *(("requests at once without", "with") if cache.tokens else ())):
         table.add_column(heading, justify="right")
     for saving in cache.savings:

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Soak test: the demo pair under hours' worth of traffic in minutes, every token compared with no speculation.
+
+Requests of 50 to 8,000 tokens arrive in waves, share prefixes, are aborted, and are preempted all at once from time to
+time. Float32 keeps near-ties rare; a difference is only accepted where the target's own logits tie. Every engine gets a
+process of its own, and the comparison comes last::
+
+    python -m tools.soak run off --out off.json
+    python -m tools.soak run window --out window.json
+    python -m tools.soak run reclaim --out reclaim.json
+    python -m tools.soak check off.json window.json reclaim.json
+"""
+
+import gc
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+
+from tools.demo_pair import demo_prompts, demo_speculation
+
+if TYPE_CHECKING:
+    from vllm_draft_window.measuring.engine import Engine
+
+MODES: dict[str, tuple[str, ...]] = {"off": (), "window": ("size",), "reclaim": ("size", "reclaim")}
+TIE = 1e-3
+"""Nats between the target's two best tokens below which rounding may choose; float32 is good to about 1e-5 of it."""
+
+app = typer.Typer(add_completion=False, help=__doc__)
+Tokens = Annotated[int, typer.Option(min=1, help="Tokens to generate, about; aborted requests come on top.")]
+Longest = Annotated[int, typer.Option(min=100, help="Prompt and output of the longest request.")]
+AtOnce = Annotated[int, typer.Option(min=1, help="Most requests at once.")]
+Device = Annotated[str, typer.Option(help="cuda, or cpu in Triton's interpreter.")]
+
+
+@dataclass(frozen=True)
+class Request:
+    prompt: list[int]
+    max_tokens: int
+    aborted_after: int | None
+    """Steps in the engine; such a request is not compared."""
+
+
+def make_requests(tokens: int, longest: int, seed: int = 0) -> list[Request]:
+    """Requests that generate ``tokens`` in all, without those that are aborted; the same for every mode."""
+    rng = np.random.default_rng(seed)
+    texts = demo_prompts(64, min(longest, 16_384))
+    requests = []
+    while tokens > 0:
+        length = int(np.exp(rng.uniform(np.log(50), np.log(longest))))
+        max_tokens = int(min(rng.integers(20, 1000), length // 2))
+        # Beginnings of a few texts, so that prefixes are shared, and an end of its own for every second request.
+        prompt = texts[rng.integers(len(texts))][: length - max_tokens]
+        own = int(rng.integers(0, len(prompt))) if rng.random() < 0.5 else 0
+        prompt = prompt[: len(prompt) - own] + texts[rng.integers(len(texts))][:own]
+        aborted_after = int(rng.integers(1, 60)) if rng.random() < 0.05 else None
+        requests.append(Request(prompt, max_tokens, aborted_after))
+        tokens -= max_tokens if aborted_after is None else 0
+    return requests
+
+
+def start_engine(device: str, longest: int, at_once: int, **engine_args: Any) -> "Engine":
+    arguments: dict[str, Any]
+    if device == "cpu":
+        from vllm_draft_window.cpu_engine import activate
+
+        if "vllm" not in sys.modules:
+            activate()
+        arguments = dict(kv_cache_memory_bytes=at_once * longest * 4096)
+    else:
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        arguments = dict(
+            # The only one that has float32 and full graphs. Its 6 KiB a token let fewer requests in than come.
+            attention_config={"backend": "TRITON_ATTN"},
+            enforce_eager=False,
+            compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+            gpu_memory_utilization=0.5,
+            kv_cache_memory_bytes=at_once * longest * 1024,
+        )
+    from vllm_draft_window.measuring.engine import Engine
+
+    return Engine(
+        max_model_len=longest + 64,
+        max_num_seqs=at_once,
+        max_num_batched_tokens=max(longest, 512),
+        enable_prefix_caching=True,
+        **(arguments | engine_args),
+    )
+
+
+def serve(engine: "Engine", requests: Sequence[Request], *, at_once: int, preempt_every: int) -> list[list[int] | None]:
+    """Output tokens of every request, ``None`` where it was aborted.
+
+    The number of requests at once goes up and down in waves, so that batches of every size decode between prefills.
+    """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    llm = engine.llm.llm_engine
+    waiting = deque(enumerate(requests))
+    outputs: list[list[int] | None] = [None] * len(requests)
+    running: dict[str, int] = {}
+    to_abort: dict[str, int] = {}
+    wave, step = at_once, 0
+    while waiting or llm.has_unfinished_requests():
+        # A wave arrives once the last one has gone down to a quarter.
+        if len(running) <= wave // 4:
+            wave = max(at_once if wave < at_once else at_once // 2, 1)
+            while waiting and len(running) < wave:
+                i, request = waiting.popleft()
+                parameters = SamplingParams(
+                    temperature=0.0,
+                    max_tokens=request.max_tokens,
+                    ignore_eos=True,
+                    detokenize=False,
+                    output_kind=RequestOutputKind.FINAL_ONLY,
+                )
+                name = f"request-{i}"
+                llm.add_request(name, {"prompt_token_ids": request.prompt}, parameters)
+                running[name] = i
+                if request.aborted_after is not None:
+                    to_abort[name] = step + request.aborted_after
+        if overdue := [name for name, when in to_abort.items() if when <= step]:
+            llm.abort_request(overdue)
+            for name in overdue:
+                del to_abort[name], running[name]
+        if step % preempt_every == preempt_every - 1:
+            engine.llm.reset_prefix_cache(reset_running_requests=True)
+        output: Any
+        for output in llm.step():
+            if output.finished and output.request_id in running:
+                outputs[running.pop(output.request_id)] = list(output.outputs[0].token_ids)
+                to_abort.pop(output.request_id, None)
+        step += 1
+    return outputs
+
+
+def resources(engine: "Engine") -> dict[str, int]:
+    """What an idle engine holds: nothing may be more after the traffic than before."""
+    import torch
+
+    gc.collect()
+    managers = engine.scheduler.kv_cache_manager.coordinator.single_type_managers
+    return {
+        "blocks_in_use": engine.scheduler.kv_cache_config.num_blocks
+        - 1
+        - engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+        "requests": len(engine.scheduler.requests),
+        "block_tables": sum(len(manager.req_to_blocks) for manager in managers),
+        "device_bytes": torch.cuda.memory_allocated() if torch.cuda.is_available() else 0,
+    }
+
+
+@app.command()
+def run(
+    mode: Annotated[str, typer.Argument(help=", ".join(MODES))],
+    out: Annotated[Path, typer.Option(help="Where the outputs go.")],
+    tokens: Tokens = 1_000_000,
+    longest: Longest = 8000,
+    at_once: AtOnce = 96,
+    preempt_every: Annotated[int, typer.Option(min=2, help="Steps between preemptions of all requests.")] = 400,
+    method: Annotated[str, typer.Option(help="dspark or eagle3.")] = "dspark",
+    window: Annotated[int, typer.Option(min=1, help="draft_window_size.")] = 512,
+    device: Device = "cuda",
+) -> None:
+    """Serve the traffic with speculation; exit status 1 where the engine holds more afterwards."""
+    if mode not in MODES:
+        raise typer.BadParameter(f"{mode} is none of {', '.join(MODES)}")
+    requests = make_requests(tokens, longest)
+    options = {"size": window, "reclaim": True}
+    with start_engine(
+        device,
+        longest,
+        at_once,
+        speculative_config=demo_speculation(method),
+        additional_config={f"draft_window_{name}": options[name] for name in MODES[mode]},
+    ) as engine:
+        # Lazily allocated workspaces are not leaks.
+        serve(engine, make_requests(tokens // 50 + 1, longest, seed=1), at_once=at_once, preempt_every=preempt_every)
+        engine.llm.reset_prefix_cache()
+        before, counted, started = resources(engine), engine.counters(), time.perf_counter()
+        outputs = serve(engine, requests, at_once=at_once, preempt_every=preempt_every)
+        seconds = time.perf_counter() - started
+        engine.llm.reset_prefix_cache()
+        after, counters = resources(engine), engine.counters()
+    gained = {name: int(np.subtract(counters.get(name, 0), counted.get(name, 0))) for name in _COUNTERS}
+    result = {
+        "mode": mode,
+        "method": method,
+        "device": device,
+        "longest": longest,
+        "at_once": at_once,
+        "generated": sum(map(len, filter(None, outputs))),
+        "finished": sum(output is not None for output in outputs),
+        "aborted": sum(request.aborted_after is not None for request in requests),
+        "seconds": round(seconds, 1),
+        "counters": gained,
+        "before": before,
+        "after": after,
+    }
+    print(json.dumps(result, indent=2), flush=True)
+    out.write_text(json.dumps(result | {"requests": list(map(asdict, requests)), "outputs": outputs}))
+    raise typer.Exit(int(any(after[name] > before[name] + _SLACK.get(name, 0) for name in after)))
+
+
+_COUNTERS = (
+    "vllm:num_preemptions",
+    "vllm:prefix_cache_hits",
+    "vllm:spec_decode_num_drafts",
+    "vllm:spec_decode_num_accepted_tokens",
+)
+# The caching allocator rounds.
+_SLACK = {"device_bytes": 1 << 20}
+
+
+@app.command()
+def check(
+    results: Annotated[list[Path], typer.Argument(help="What `run` wrote, all for the same traffic.")],
+    device: Device = "cuda",
+) -> None:
+    """Compare with no speculation; exit status 1 where a difference is no tie, or a request has no output."""
+    runs = [json.loads(path.read_text()) for path in results]
+    requests = [Request(**request) for request in runs[0]["requests"]]
+    if any(run["requests"] != runs[0]["requests"] for run in runs):
+        raise typer.BadParameter("these are not of the same traffic")
+    wanted = [i for i, request in enumerate(requests) if request.aborted_after is None]
+    failed = False
+    with start_engine(device, runs[0]["longest"], runs[0]["at_once"]) as engine:
+        own = generate(engine, [(requests[i].prompt, requests[i].max_tokens) for i in wanted])
+        for result in runs:
+            outputs = [result["outputs"][i] or [] for i in wanted]
+            whole = [len(output) == requests[i].max_tokens for i, output in zip(wanted, outputs, strict=True)]
+            pairs = [
+                (requests[i].prompt, output, reference)
+                for i, output, reference, complete in zip(wanted, outputs, own, whole, strict=True)
+                if complete
+            ]
+            gaps = list(differences(engine, pairs))
+            bad = [gap for gap in gaps if gap > TIE]
+            failed |= bool(bad) or not all(whole)
+            traffic = "{generated:,} tokens of {finished:,} requests, {aborted} aborted".format(**result)
+            print(
+                f"{result['mode']}: {traffic}; {whole.count(False)} without all of their output, {len(gaps)} "
+                f"differences, {len(bad)} of them no tie; largest {max(gaps, default=0.0):.1e} nats"
+            )
+    raise typer.Exit(int(failed))
+
+
+def generate(engine: "Engine", prompts: Sequence[tuple[list[int], int]]) -> list[list[int]]:
+    """The target's own tokens."""
+    measured = engine.run([prompt for prompt, _ in prompts], max_tokens=[count for _, count in prompts])
+    return list(map(list, measured.tokens))
+
+
+def differences(engine: "Engine", pairs: Sequence[tuple[list[int], list[int], list[int]]]) -> Iterator[float]:
+    """For each place where an output differs from the target's own: nats between the two tokens there.
+
+    Behind a difference the target is asked again, for what it would say after the other token, until the outputs end.
+    Infinite where either token is not among the target's two best.
+    """
+    from vllm import SamplingParams
+
+    while pairs:
+        cut = []
+        for prompt, output, own in pairs:
+            if output != own:
+                place = next(i for i, (a, b) in enumerate(zip(output, own, strict=True)) if a != b)
+                cut.append((prompt + output[:place], output[place:], own[place]))
+        if not cut:
+            return
+        best = SamplingParams(temperature=0.0, max_tokens=1, logprobs=2, detokenize=False)
+        texts: Any = [{"prompt_token_ids": prompt} for prompt, *_ in cut]
+        for (_, output, own), answer in zip(cut, engine.llm.generate(texts, best, use_tqdm=False), strict=True):
+            (logprobs,) = answer.outputs[0].logprobs  # type: ignore[misc, union-attr]
+            both = [logprobs[token].logprob for token in (output[0], own) if token in logprobs]
+            yield abs(both[0] - both[1]) if len(both) == 2 else float("inf")
+        left = [(prompt + output[:1], output[1:]) for prompt, output, _ in cut if len(output) > 1]
+        again = generate(engine, [(prompt, len(output)) for prompt, output in left])
+        pairs = [(prompt, output, own) for (prompt, output), own in zip(left, again, strict=True)]
+
+
+if __name__ == "__main__":
+    app()
