@@ -79,6 +79,8 @@ def start_engine(device: str, longest: int, at_once: int, **engine_args: Any) ->
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        # Triton would multiply float32 with ten bits of mantissa.
+        os.environ["TRITON_F32_DEFAULT"] = "ieee"
         arguments = dict(
             # The only one that has float32 and full graphs. Its 6 KiB a token let fewer requests in than come.
             attention_config={"backend": "TRITON_ATTN"},
