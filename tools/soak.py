@@ -89,8 +89,10 @@ def start_engine(device: str, longest: int, at_once: int, **engine_args: Any) ->
             gpu_memory_utilization=0.5,
             kv_cache_memory_bytes=at_once * longest * 1024,
         )
+    from vllm_draft_window import register
     from vllm_draft_window.measuring.engine import Engine
 
+    register()  # for a checkout that is not installed
     return Engine(
         max_model_len=longest + 64,
         max_num_seqs=at_once,
