@@ -13,8 +13,6 @@ draft without its window would read blocks that belong to other requests.
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import partial, wraps
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import chain
 from typing import Any
 
@@ -24,6 +22,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from .config import DraftWindow, ReclaimRefused
 from .layout import CacheLayout, kept_tokens
+from .seams import vllm as versions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,7 @@ def refuse_engine(vllm_config: Any) -> None:
 
     parallel = vllm_config.parallel_config
     context_parallel = parallel.decode_context_parallel_size * getattr(parallel, "prefill_context_parallel_size", 1)
-    if not vllm_config.use_v2_model_runner:
+    if not versions.uses_v2_runner(vllm_config):
         raise ReclaimRefused("it needs Model Runner V2 (VLLM_USE_V2_MODEL_RUNNER=1)")
     if current_platform.device_type == "npu":
         raise ReclaimRefused("nobody has run it on vLLM-Ascend yet")
@@ -141,8 +140,7 @@ def group_draft_layers() -> None:
 
     The engine core and, for its estimates, the worker call the hooked function.
     """
-    planning = "vllm.v1.core.kv_cache_planning"  # vLLM 0.33
-    module: Any = import_module(planning if find_spec(planning) else "vllm.v1.core.kv_cache_utils")
+    module = versions.kv_cache_grouping()
     if not hasattr(module.get_kv_cache_groups, "__wrapped__"):
         module.get_kv_cache_groups = _grouping(module.get_kv_cache_groups, module.create_kv_cache_group_specs)
 

@@ -9,6 +9,7 @@ from typing import Any
 from vllm.logger import logger
 
 from .config import DraftWindow, WindowOff, facts_from_config, resolve
+from .layout import kept_tokens
 from .options import DraftWindowOptions
 from .ranks import agree, speaks
 from .reclaim import refuse_engine
@@ -72,4 +73,6 @@ def report_in_force(window: DraftWindow, vllm_config: Any, details: str, *, bloc
             most,
         )
     seen = f"block alignment={block_size}, tokens seen={fewest} to {most}"
+    if window.reclaim:
+        seen += f", kept={kept_tokens(window.size, window.min_context, block_size)}"
     logger.info("Draft window in force: %s, %s, %s.", in_force, seen, details)

@@ -3,8 +3,6 @@
 
 import pickle
 import random
-from importlib import import_module
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -22,9 +20,9 @@ from vllm_ascend.draft_window import reclaim
 from vllm_ascend.draft_window.config import ReclaimRefused
 from vllm_ascend.draft_window.layout import CacheLayout
 from vllm_ascend.draft_window.reclaim import DraftWindowSpec
+from vllm_ascend.draft_window.seams import vllm as versions
 
-planning = "vllm.v1.core.kv_cache_planning"  # vLLM 0.33
-grouping = import_module(planning if find_spec(planning) else "vllm.v1.core.kv_cache_utils")
+grouping = versions.kv_cache_grouping()
 
 # The layout that vLLM 0.29 and later take where nothing else is asked for.
 LAYER_OUTERMOST = SimpleNamespace(get_resolved_kv_cache_layout=lambda: SimpleNamespace(is_block_outermost=False))

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import vllm
@@ -131,6 +133,12 @@ def first_step_by_sizes() -> bool:
 def records_refresh() -> bool:
     """vLLM 0.32 and later: FULL graphs of parallel drafters record upstream's own refresh of metadata."""
     return _builds("_update_draft_decode_metadata") is not None
+
+
+def kv_cache_grouping() -> Any:
+    """The module whose ``get_kv_cache_groups`` makes KV cache groups of layers; of its own from vLLM 0.33 on."""
+    name = "vllm.v1.core.kv_cache_planning"
+    return import_module(name if find_spec(name) else "vllm.v1.core.kv_cache_utils")
 
 
 def refers_only(builder: Any) -> bool:
