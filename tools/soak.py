@@ -13,6 +13,7 @@ process of its own, and the comparison comes last::
 
 import gc
 import json
+import math
 import os
 import sys
 import time
@@ -55,7 +56,7 @@ def make_requests(tokens: int, longest: int, seed: int = 0) -> list[Request]:
     texts = demo_prompts(64, min(longest, 16_384))
     requests = []
     while tokens > 0:
-        length = int(np.exp(rng.uniform(np.log(50), np.log(longest))))
+        length = int(math.exp(rng.uniform(math.log(50), math.log(longest))))
         max_tokens = int(min(rng.integers(20, 1000), length // 2))
         # Beginnings of a few texts, so that prefixes are shared, and an end of its own for every second request.
         prompt = texts[rng.integers(len(texts))][: length - max_tokens]
@@ -275,22 +276,23 @@ def differences(engine: "Engine", pairs: Sequence[tuple[list[int], list[int], li
     from vllm import SamplingParams
 
     while pairs:
-        cut = []
-        for prompt, output, own in pairs:
-            if output != own:
-                place = next(i for i, (a, b) in enumerate(zip(output, own, strict=True)) if a != b)
-                cut.append((prompt + output[:place], output[place:], own[place]))
+        cut: list[tuple[list[int], list[int], int]] = []
+        for prompt, output, reference in pairs:
+            if output != reference:
+                place = next(i for i, (a, b) in enumerate(zip(output, reference, strict=True)) if a != b)
+                cut.append((prompt + output[:place], output[place:], reference[place]))
         if not cut:
             return
         best = SamplingParams(temperature=0.0, max_tokens=1, logprobs=2, detokenize=False)
         texts: Any = [{"prompt_token_ids": prompt} for prompt, *_ in cut]
-        for (_, output, own), answer in zip(cut, engine.llm.generate(texts, best, use_tqdm=False), strict=True):
-            (logprobs,) = answer.outputs[0].logprobs  # type: ignore[misc, union-attr]
+        answers: Any = engine.llm.generate(texts, best, use_tqdm=False)
+        for (_, output, own), answer in zip(cut, answers, strict=True):
+            (logprobs,) = answer.outputs[0].logprobs
             both = [logprobs[token].logprob for token in (output[0], own) if token in logprobs]
-            yield abs(both[0] - both[1]) if len(both) == 2 else float("inf")
+            yield abs(both[0] - both[1]) if len(both) == 2 else math.inf
         left = [(prompt + output[:1], output[1:]) for prompt, output, _ in cut if len(output) > 1]
         again = generate(engine, [(prompt, len(output)) for prompt, output in left])
-        pairs = [(prompt, output, own) for (prompt, output), own in zip(left, again, strict=True)]
+        pairs = [(prompt, output, reference) for (prompt, output), reference in zip(left, again, strict=True)]
 
 
 if __name__ == "__main__":
