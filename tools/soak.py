@@ -57,7 +57,7 @@ def make_requests(tokens: int, longest: int, seed: int = 0) -> list[Request]:
     requests = []
     while tokens > 0:
         length = int(math.exp(rng.uniform(math.log(50), math.log(longest))))
-        max_tokens = int(min(rng.integers(20, 1000), length // 2))
+        max_tokens = min(int(rng.integers(20, 1000)), length // 2)
         # Beginnings of a few texts, so that prefixes are shared, and an end of its own for every second request.
         prompt = texts[rng.integers(len(texts))][: length - max_tokens]
         own = int(rng.integers(0, len(prompt))) if rng.random() < 0.5 else 0
