@@ -23,7 +23,8 @@ class DraftFacts:
         num_speculative_tokens: tokens per proposal.
         queries_per_request: query tokens of one draft forward (parallel drafters); 1 for autoregressive drafts.
         max_model_len: longest sequence that the engine serves.
-        max_position_embeddings: longest sequence that the draft's position embedding covers, if its config tells.
+        trained_length: longest sequence that the draft's checkpoint was trained on, if its config tells.
+        fixed_positions: where the draft's positions end for good, if a longer table would change the ones it has.
         native_window: sliding window that the draft was built with; ``None`` or 0 means none.
         context_parallel_size: product of the decode and prefill context parallel sizes.
         deepseek_v4_target: a DSpark draft that was trained with a DeepSeek-V4 target.
@@ -33,7 +34,8 @@ class DraftFacts:
     num_speculative_tokens: int
     queries_per_request: int
     max_model_len: int
-    max_position_embeddings: int | None = None
+    trained_length: int | None = None
+    fixed_positions: int | None = None
     native_window: int | None = None
     context_parallel_size: int = 1
     deepseek_v4_target: bool = False
@@ -157,17 +159,17 @@ def resolve(options: DraftWindowOptions, facts: DraftFacts) -> DraftWindow | Win
             f"the query tokens of one draft forward"
         )
 
-    positions = facts.max_position_embeddings
-    if positions is not None and size > positions:
+    fixed = facts.fixed_positions
+    if fixed is not None and fixed < facts.max_model_len:
         raise ValueError(
-            f"draft_window_size={size} is above the draft's max_position_embeddings={positions}; "
-            f"it must be at most {positions}"
+            f"draft_window_size={size} needs positions up to max_model_len={facts.max_model_len}, but the draft's RoPE "
+            f"depends on its length of {fixed} and cannot be extended; max_model_len must be at most {fixed}"
         )
     warnings = list(window.warnings)
-    if positions is not None and positions < facts.max_model_len:
+    if facts.trained_length is not None and window.size > facts.trained_length:
         warnings.append(
-            f"the draft's max_position_embeddings={positions} is below max_model_len={facts.max_model_len}; the window "
-            f"does not re-base positions, so the draft still sees absolute ones"
+            f"the window of {window.size} tokens is above the {facts.trained_length} that the draft was trained on; "
+            f"what lies beyond them does not help"
         )
     if facts.deepseek_v4_target:
         warnings.append(
@@ -181,7 +183,8 @@ def facts_from_config(vllm_config: Any) -> DraftFacts:
     """Read :class:`DraftFacts` from a ``VllmConfig`` that has a ``speculative_config``."""
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     tokens = speculative.num_speculative_tokens or 0
-    draft = getattr(speculative.draft_model_config, "hf_config", None)
+    draft_model = speculative.draft_model_config
+    draft = getattr(draft_model, "hf_config", None)
     if speculative.method == "dflash":
         queries = tokens + 1
     elif speculative.method == "dspark":
@@ -193,7 +196,9 @@ def facts_from_config(vllm_config: Any) -> DraftFacts:
         num_speculative_tokens=tokens,
         queries_per_request=queries,
         max_model_len=vllm_config.model_config.max_model_len,
-        max_position_embeddings=getattr(draft, "max_position_embeddings", None),
+        # vLLM writes the target's length into an EAGLE draft's config, after it has derived this one.
+        trained_length=trained_length(draft, getattr(draft_model, "max_model_len", None)),
+        fixed_positions=_fixed_positions(draft),
         native_window=native_window(draft),
         context_parallel_size=parallel.decode_context_parallel_size
         * getattr(parallel, "prefill_context_parallel_size", 1),
@@ -211,14 +216,52 @@ def max_rejected(vllm_config: Any) -> int:
     return vllm_config.speculative_config.num_speculative_tokens * (1 + stages)
 
 
-def native_window(draft_config: Any) -> int | None:
-    """Sliding window of a draft's HF config: ``sliding_window``, or DFlash's ``use_swa`` with its window size."""
-    dflash = getattr(draft_config, "dflash_config", None) or {}
+def language_config(config: Any) -> Any:
+    """The decoder's part of a HF config, which multimodal models nest."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def rope_parameters(config: Any) -> list[dict[str, Any]]:
+    """RoPE as a HF config describes it, once or for each kind of layer; empty for other position embeddings."""
+    given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    nested = [value for value in given.values() if isinstance(value, dict)]
+    kinds = nested or ([given] if given else [])
+    return [{"rope_type": kind.get("type", "default"), **kind} for kind in kinds]
+
+
+def trained_length(config: Any, derived: int | None = None) -> int | None:
+    """Tokens that a draft's checkpoint was trained on, scaled RoPE counted with its factor; ``None`` if unknown.
+
+    Args:
+        config: HF config of the draft.
+        derived: what vLLM has derived from the checkpoint, where ``config`` was changed since.
+    """
+    config = language_config(config)
+    length = derived or getattr(config, "max_position_embeddings", None)
+    for rope in rope_parameters(config):
+        factor = rope.get("factor") or 1
+        if "yarn" in rope["rope_type"]:
+            return int(factor * (rope.get("original_max_position_embeddings") or length or 0)) or None
+        if rope["rope_type"] in ("linear", "dynamic", "ntk") and length and not derived:
+            return int(factor * length)
+    return length
+
+
+def _fixed_positions(config: Any) -> int | None:
+    config = language_config(config)
+    fixed = any("max_trained_positions" in rope or rope.get("use_fope") for rope in rope_parameters(config))
+    return getattr(config, "max_position_embeddings", None) if fixed else None
+
+
+def native_window(config: Any) -> int | None:
+    """Sliding window that a draft's layers really have, as far as its HF config tells; KV cache specs tell the rest.
+
+    Args:
+        config: HF config; ``sliding_window`` alone says nothing, since many models never read it.
+    """
+    language = language_config(config)
+    window = getattr(language, "sliding_window", None) or None
+    dflash = getattr(config, "dflash_config", None) or {}
     if dflash.get("use_swa"):
-        return dflash.get("swa_window_size") or getattr(draft_config, "sliding_window", None)
-    if getattr(draft_config, "use_sliding_window", True) is False:
-        return None
-    layer_types = getattr(draft_config, "layer_types", None)
-    if layer_types is not None and "sliding_attention" not in layer_types:
-        return None
-    return getattr(draft_config, "sliding_window", None) or None
+        return dflash.get("swa_window_size") or window
+    return window if "sliding_attention" in (getattr(language, "layer_types", None) or ()) else None

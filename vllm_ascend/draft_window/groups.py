@@ -19,6 +19,7 @@ _CROPPABLE_SPECS = frozenset(
         "TQFullAttentionSpec",
         "MLAAttentionSpec",
         "SlidingWindowSpec",
+        "SlidingWindowMLASpec",
         "AscendMLAAttentionSpec",
         "AscendSFAIndexerCacheSpec",
         "DraftWindowSpec",

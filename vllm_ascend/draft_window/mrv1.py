@@ -19,6 +19,7 @@ from typing import Any
 from .config import DraftWindow, WindowOff, max_rejected
 from .groups import inspect_draft_layers
 from .inputs import swapped
+from .positions import DraftPositions
 from .startup import decide, report_in_force, report_off
 
 _PROPOSERS = "vllm_ascend.spec_decode"
@@ -66,16 +67,20 @@ def _loading(load_model: Callable[..., None]) -> Callable[..., None]:
         decision = decide(self.vllm_config)
         if decision is None:
             return load_model(self, *args, **kwargs)
+        if isinstance(decision, DraftWindow) and _has_loop_of_its_own(self):
+            decision = WindowOff(
+                f"{type(self).__name__} has a drafting loop of its own, without a window", logging.WARNING
+            )
+            report_off(decision, self.vllm_config)
+        positions = DraftPositions(self.vllm_config) if isinstance(decision, DraftWindow) else None
         options = self.vllm_config.additional_config
         hidden = {key: value for key, value in options.items() if not key.startswith("draft_window")}
         with swapped(self.vllm_config, additional_config=hidden):
             load_model(self, *args, **kwargs)
-        if isinstance(decision, DraftWindow) and _has_loop_of_its_own(self):
-            off = WindowOff(f"{type(self).__name__} has a drafting loop of its own, without a window", logging.WARNING)
-            report_off(off, self.vllm_config)
-        elif isinstance(decision, DraftWindow):
+        if isinstance(decision, DraftWindow) and positions is not None:
+            positions.extend(self.model)
             _attach(self, decision, self.kernel_block_size)
-            _report(self)
+            _report(self, positions)
 
     return wrapper
 
@@ -157,11 +162,11 @@ def _attach(proposer: Any, window: DraftWindow, block_size: int) -> None:
     )
 
 
-def _report(proposer: Any) -> None:
+def _report(proposer: Any, positions: DraftPositions) -> None:
     adapter = proposer.sliding_window
     report_in_force(
         proposer.draft_window,
         proposer.vllm_config,
-        f"table columns={adapter.max_window_blocks}, runner=V1 ({type(proposer).__name__})",
+        f"table columns={adapter.max_window_blocks}, runner=V1 ({type(proposer).__name__}){positions.details}",
         block_size=adapter.block_size,
     )

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from vllm_ascend.draft_window import config
 from vllm_ascend.draft_window.config import (
     DraftFacts,
     DraftWindow,
@@ -25,24 +26,23 @@ class Suggestion:
     reason: str
 
 
-def trained_length(target: Checkpoint, draft: Checkpoint, deployment: Deployment) -> tuple[int | None, str]:
+def trained_length(target: Checkpoint, deployment: Deployment, known: DraftFacts) -> tuple[int | None, str]:
     """Tokens that the draft was trained on, as far as anything tells, and what told it."""
     if deployment.trained_length is not None:
         return deployment.trained_length, "--trained-length"
-    for key, value in draft.position_limits.items():
-        # A value copied from the target says nothing about the draft's own training.
-        if value != target.position_limits.get(key):
-            return value, f"the draft config's {key}"
+    # A value copied from the target says nothing about the draft's own training.
+    if known.trained_length not in (None, config.trained_length(target.config)):
+        return known.trained_length, "the draft's config"
     return None, "the draft's config does not tell what it was trained on"
 
 
-def suggest(target: Checkpoint, draft: Checkpoint, deployment: Deployment, known: DraftFacts) -> Suggestion:
+def suggest(target: Checkpoint, deployment: Deployment, known: DraftFacts) -> Suggestion:
     """Rule of thumb: the longest window whose every read stays within the draft's trained length."""
     if known.native_window:
         return Suggestion(
             window=None, reason=f"the draft has a sliding window of its own, {known.native_window} tokens; none needed"
         )
-    trained, source = trained_length(target, draft, deployment)
+    trained, source = trained_length(target, deployment, known)
     if trained is not None and trained >= deployment.max_model_len:
         return Suggestion(
             window=None,
@@ -88,12 +88,6 @@ def warnings(
     if window is None:
         return
     yield from window.warnings
-    trained, source = trained_length(target, draft, deployment)
-    if trained is not None and window.size > trained:
-        yield (
-            f"the window of {window.size} is above the draft's trained length of {trained} ({source}); "
-            f"what is beyond it does not help"
-        )
     geometry = geometry_of(window, deployment)
     if over := window.size % geometry.alignment:
         below, above = window.size - over, window.size - over + geometry.alignment

@@ -41,12 +41,8 @@ class Checkpoint:
         for key in ("num_hidden_layers", "num_attention_heads", "hidden_size"):
             if not isinstance(getattr(config, key, None), int):
                 raise ValueError(f"{path / 'config.json'} has no integer {key!r}: it is not the config of a decoder")
-        if getattr(config, "use_sliding_window", False) and not getattr(config, "layer_types", None):
-            # Qwen's first layers never slide, which transformers fills in when it loads the config.
-            full = getattr(config, "max_window_layers", 28)
-            config.layer_types = [
-                "full_attention" if layer < full else "sliding_attention" for layer in range(config.num_hidden_layers)
-            ]
+        if getattr(config, "sliding_window", None) and not getattr(config, "layer_types", None):
+            config.layer_types = _default_layer_types(config)
         windows = [window for window in _layer_windows(config) if window != "none"]
         return cls(
             path=path,
@@ -78,17 +74,6 @@ class Checkpoint:
             return override is not False
         layer_types = getattr(self.config, "layer_types", None)
         return layer_types is not None and all(kind == "sliding_attention" for kind in layer_types)
-
-    @property
-    def position_limits(self) -> dict[str, int]:
-        """Lengths that the position embedding was trained or declared for, the most telling first."""
-        rope = getattr(self.config, "rope_parameters", None) or getattr(self.config, "rope_scaling", None) or {}
-        key = "original_max_position_embeddings"
-        limits = {
-            key: rope.get(key) or getattr(self.config, key, None),
-            "max_position_embeddings": getattr(self.config, "max_position_embeddings", None),
-        }
-        return {name: int(value) for name, value in limits.items() if value}
 
     @property
     def is_mla(self) -> bool:
@@ -148,6 +133,16 @@ def _language_config(values: dict[str, Any]) -> dict[str, Any]:
             # The outer architecture says which draft it is.
             return {**values, **values[key], **{k: values[k] for k in ("architectures",) if k in values}}
     return values
+
+
+def _default_layer_types(config: SimpleNamespace) -> list[str] | None:
+    """As the engine gets them: many families leave them to transformers, which fills them in when it loads a config."""
+    from transformers import AutoConfig
+
+    try:
+        return getattr(AutoConfig.for_model(**vars(config)), "layer_types", None)
+    except (KeyError, TypeError, ValueError):  # a model type that transformers does not know
+        return None
 
 
 def _layer_windows(config: SimpleNamespace) -> list[int | str | None]:

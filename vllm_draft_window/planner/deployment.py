@@ -2,7 +2,7 @@
 """What the engine is started with, as the planner needs it."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -103,8 +103,8 @@ def forwards(known: DraftFacts) -> tuple[Forward, ...]:
 
 
 def facts(draft: Checkpoint, deployment: Deployment) -> DraftFacts:
-    """As the engine reads them, from an object with the shape of its ``VllmConfig``."""
-    return facts_from_config(
+    """As the engine reads them, from an object with the shape of its ``VllmConfig``; ``--trained-length`` wins."""
+    known = facts_from_config(
         SimpleNamespace(
             model_config=SimpleNamespace(max_model_len=deployment.max_model_len),
             parallel_config=SimpleNamespace(decode_context_parallel_size=1, pipeline_parallel_size=1),
@@ -115,6 +115,7 @@ def facts(draft: Checkpoint, deployment: Deployment) -> DraftFacts:
             ),
         )
     )
+    return replace(known, trained_length=deployment.trained_length or known.trained_length)
 
 
 def geometry_of(window: DraftWindow, deployment: Deployment) -> WindowGeometry:

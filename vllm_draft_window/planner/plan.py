@@ -89,7 +89,7 @@ def make_plan(
     if over := [context for context in contexts if context > deployment.max_model_len]:
         raise ValueError(f"the context of {over[0]} tokens is above max_model_len={deployment.max_model_len}")
     known = facts(draft, deployment)
-    suggestion = suggest(target, draft, deployment, known)
+    suggestion = suggest(target, deployment, known)
     options = {key: value for key, value in options.items() if value is not None}
     # Where no size is given or suggested, the other options are checked all the same.
     given = DraftWindowOptions.from_additional_config({"draft_window_size": suggestion.window or 1, **options})

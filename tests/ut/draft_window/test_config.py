@@ -140,13 +140,16 @@ class TestResolution:
         with pytest.raises(ValueError, match="draft_window_size=512 is not supported with context parallelism"):
             resolve(options(), facts(context_parallel_size=2))
 
-    def test_window_above_the_trained_positions(self):
-        with pytest.raises(ValueError, match="draft_window_size=4097 .*max_position_embeddings=4096; .*at most 4096"):
-            resolve(options(size=4097), facts(max_position_embeddings=4096))
+    def test_window_above_the_trained_length(self):
+        (warning,) = resolve(options(size=2048), facts(trained_length=512)).warnings
+        assert warning.startswith("the window of 2048 tokens is above the 512 that the draft was trained on")
+        assert not resolve(options(size=512), facts(trained_length=512)).warnings
 
-    def test_model_longer_than_the_trained_positions(self):
-        (warning,) = resolve(options(size=4096), facts(max_position_embeddings=4096)).warnings
-        assert "the window does not re-base positions" in warning
+    def test_positions_that_cannot_be_extended(self):
+        refused = "draft_window_size=512 needs positions up to max_model_len=32768.* must be at most 4096"
+        with pytest.raises(ValueError, match=refused):
+            resolve(options(size=512), facts(fixed_positions=4096))
+        assert resolve(options(size=512), facts(fixed_positions=32768)).size == 512
 
     def test_draft_of_a_deepseek_v4_target(self):
         (warning,) = resolve(options(), facts(deepseek_v4_target=True)).warnings
@@ -192,8 +195,10 @@ class TestFacts:
             ({}, None),
             ({"sliding_window": None}, None),
             ({"sliding_window": 0}, None),
-            ({"sliding_window": 2048}, 2048),
-            ({"sliding_window": 2048, "use_sliding_window": False}, None),
+            # keys that the model class never reads
+            ({"model_type": "qwen3", "sliding_window": 2048}, None),
+            ({"model_type": "llama", "sliding_window": 4096}, None),
+            ({"sliding_window": 2048, "use_sliding_window": True}, None),
             ({"sliding_window": 2048, "layer_types": ["full_attention"]}, None),
             ({"sliding_window": 2048, "layer_types": ["full_attention", "sliding_attention"]}, 2048),
             ({"dflash_config": {"use_swa": True, "swa_window_size": 4032}}, 4032),
@@ -203,3 +208,64 @@ class TestFacts:
     )
     def test_native_window(self, draft, window):
         assert native_window(SimpleNamespace(**draft)) == window
+        assert facts_from_config(self.config(**draft)).native_window == window
+
+    @pytest.mark.parametrize(
+        ("draft", "length"),
+        [
+            ({}, None),
+            ({"max_position_embeddings": 2048}, 2048),
+            ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "max_position_embeddings": 2048}, 2048),
+            ({"rope_scaling": {"type": "linear", "factor": 4.0}, "max_position_embeddings": 2048}, 8192),
+            ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 2048}, 4096),
+            ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}, "max_position_embeddings": 131072}, 131072),
+            ({"rope_parameters": {"rope_type": "longrope", "factor": 32.0}, "max_position_embeddings": 131072}, 131072),
+            (
+                # YaRN counts from its own original length, whether or not the key was scaled with it
+                {
+                    "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+                    "max_position_embeddings": 32768,
+                },
+                131072,
+            ),
+            (
+                {
+                    "rope_scaling": {"type": "deepseek_yarn", "factor": 40, "original_max_position_embeddings": 4096},
+                    "max_position_embeddings": 163840,
+                },
+                163840,
+            ),
+            (
+                {
+                    "rope_parameters": {
+                        "full_attention": {"rope_type": "linear", "factor": 8.0},
+                        "sliding_attention": {"rope_type": "default"},
+                    },
+                    "max_position_embeddings": 4096,
+                },
+                32768,
+            ),
+        ],
+    )
+    def test_trained_length(self, draft, length):
+        assert facts_from_config(self.config(**draft)).trained_length == length
+
+    def test_trained_length_is_the_checkpoints(self):
+        """vLLM writes the target's length into an EAGLE draft's config, and derives the draft's own before."""
+        config = self.config("eagle3", max_position_embeddings=4096)
+        config.speculative_config.draft_model_config.max_model_len = 2048
+        assert facts_from_config(config).trained_length == 2048
+
+    def test_nested_language_config(self):
+        language = SimpleNamespace(
+            max_position_embeddings=2048, sliding_window=128, layer_types=["sliding_attention"], rope_scaling=None
+        )
+        nested = facts_from_config(self.config(get_text_config=lambda: language))
+        assert (nested.trained_length, nested.native_window) == (2048, 128)
+
+    def test_positions_that_cannot_be_extended(self):
+        dynamic = {"rope_type": "dynamic", "factor": 2.0}
+        draft = {"max_position_embeddings": 2048, "rope_parameters": dynamic}
+        assert facts_from_config(self.config(**draft)).fixed_positions is None
+        draft["rope_parameters"] = dynamic | {"max_trained_positions": 1024}
+        assert facts_from_config(self.config(**draft)).fixed_positions == 2048

@@ -70,19 +70,19 @@ def test_in_force():
 
 
 def test_warnings_of_a_window_in_force(tmp_path):
-    """A draft with a native window and short positions."""
+    """A draft with a native window, trained on short contexts."""
     short = {
         "use_sliding_window": True,
         "sliding_window": 1024,
         "max_window_layers": 0,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": 512,
     }
     (tmp_path / "config.json").write_text(json.dumps(json.loads((DRAFT / "config.json").read_text()) | short))
     given = arguments(DSPARK | {"model": str(tmp_path)}, {"draft_window_size": 512})
     verdict, _ = examine(*given, status=0)
     assert verdict["window"]["size"] == 1024
     assert "own sliding window of 1024" in verdict["window"]["warnings"][0]
-    assert "max_position_embeddings=4096" in verdict["window"]["warnings"][1]
+    assert "1024 tokens is above the 512 that the draft was trained on" in verdict["window"]["warnings"][1]
     tables = CliRunner().invoke(app, ["doctor", *given], env={"COLUMNS": "120"}).stdout
     assert "Draft window: in force: method=dspark, size=1024" in tables and "Warning: " in tables
 

@@ -238,19 +238,17 @@ def test_nested_config(tmp_path):
         ({}, ("--trained-length", 16384), None, "no window needed"),
         ({}, ("--max-model-len", 2000), None, "covers max_model_len"),
         ({}, ("--trained-length", 100, "--block-size", 128), None, "whole blocks"),
-        ({"max_position_embeddings": 4096}, (), 4080, "the draft config's max_position_embeddings"),
+        ({"max_position_embeddings": 4096}, (), 4080, "the draft's config"),
         (
-            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}},
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}},
             (),
             4080,
-            "original_max_position_embeddings",
+            "trained on 4096 tokens",
         ),
-        (
-            SLIDING,
-            (),
-            None,
-            "sliding window of its own",
-        ),
+        (SLIDING, (), None, "sliding window of its own"),
+        # Qwen reads the window only when told to, and Llama never.
+        ({"sliding_window": 1024}, (), 2048, "does not tell"),
+        ({"sliding_window": 1024, "model_type": "llama"}, (), 2048, "does not tell"),
     ],
 )
 def test_suggestion(changes, arguments, window, words, tmp_path):
@@ -270,8 +268,8 @@ def test_suggestion(changes, arguments, window, words, tmp_path):
             ("-w", 512),
             "own sliding window of 1024",
         ),
-        ({"max_position_embeddings": 4096}, ("-w", 512), "max_position_embeddings=4096 is below max_model_len"),
-        ({}, ("-w", 512, "--trained-length", 256), "above the draft's trained length of 256"),
+        ({"max_position_embeddings": 256}, ("-w", 512), "512 tokens is above the 256 that the draft was trained on"),
+        ({}, ("-w", 512, "--trained-length", 256), "512 tokens is above the 256 that the draft was trained on"),
         ({}, ("-w", 500), "takes [33] table columns, as 512 takes [33] and 496 [32]"),
     ],
 )

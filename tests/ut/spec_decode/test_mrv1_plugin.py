@@ -50,6 +50,7 @@ def proposers(monkeypatch):
             self.max_model_len = vllm_config.model_config.max_model_len
             self.device, self.runner = CPU, SimpleNamespace(max_num_reqs=4)
             self.draft_window_size = self.sliding_window = None
+            self.model = torch.nn.Identity()
             self.updated: list = []
             self.built: list = []
 

@@ -22,6 +22,7 @@ from .. import reclaim
 from ..config import DraftWindow, ReclaimRefused, WindowOff, max_rejected
 from ..groups import inspect_draft_groups
 from ..inputs import Bind
+from ..positions import DraftPositions
 from ..ranks import agree
 from ..startup import decide, report_in_force, report_off
 from ..window import Counters, WindowedDraft
@@ -38,6 +39,7 @@ else:
         """Upstream's, as far as the window looks at it."""
 
         vllm_config: Any
+        model: torch.nn.Module
         attn_groups: Sequence[Sequence[Any]]
         draft_attn_layer_names: set[str]
         block_tables: Any
@@ -66,6 +68,7 @@ class SpeculatorSeam(Speculator):
 
     draft_window: DraftWindow | None = None
     window: WindowedDraft | None = None
+    positions: DraftPositions
     # Whoever makes the class may bring what counts, made for the engine's configuration, and what shortens the launch.
     make_counters: Callable[[Any], Counters] | None = None
     bind: Bind | None = None
@@ -78,17 +81,21 @@ class SpeculatorSeam(Speculator):
         """
         decision = decide(vllm_config)
         if isinstance(decision, DraftWindow):
-            self.draft_window = decision
+            self.draft_window, self.positions = decision, DraftPositions(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Load the draft; its layers then publish what they keep.
+        """Load the draft; its positions then reach as far as the engine serves, and its layers publish what they keep.
 
         Raises:
+            ValueError: see :meth:`.positions.DraftPositions.extend`.
             ReclaimRefused: see :func:`.reclaim.publish`.
         """
         super().load_model(*args, **kwargs)
-        if self.draft_window is not None and self.draft_window.reclaim:
+        if self.draft_window is None:
+            return
+        self.positions.extend(self.model)
+        if self.draft_window.reclaim:
             reclaim.publish(self.vllm_config, self.draft_window, self.draft_attn_layer_names)
 
     def set_attn(self, *args: Any, **kwargs: Any) -> None:
@@ -136,7 +143,7 @@ class SpeculatorSeam(Speculator):
             self.vllm_config,
             f"table columns={list(window.geometry.columns)}, "
             f"KV cache groups={list(groups.group_ids)}, runner=V2 ({type(self).__name__}), decode graphs={graphs}, "
-            f"{-(-window.inputs.num_bytes // 1024)} KiB",
+            f"{-(-window.inputs.num_bytes // 1024)} KiB{self.positions.details}",
             block_size=window.geometry.alignment,
         )
 
