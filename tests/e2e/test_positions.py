@@ -42,12 +42,21 @@ def test_short_positions(method, tmp_path, window_lines):
             additional_config={"draft_window_size": 256},
             max_model_len=4352,
         ) as engine:
-            return engine.run([demo_prompts(1, n)[0] for n in CONTEXTS], max_tokens=12)
+            proposed, propose = [], engine.speculator.propose
 
-    short = run(POSITIONS)
+            def record(*args, **kwargs):
+                drafts = propose(*args, **kwargs)
+                proposed.append(drafts.tolist())
+                return drafts
+
+            engine.speculator.propose = record
+            return engine.run([demo_prompts(1, n)[0] for n in CONTEXTS], max_tokens=8), proposed
+
+    short, proposed = run(POSITIONS)
     assert "positions extended to 4352 rows (1088 KiB)" in window_lines[-1][1]
-    long = run(16384)
+    long, expected = run(16384)
     assert "positions" not in window_lines[-1][1]
     assert short.tokens == long.tokens
-    assert (short.drafts, short.accepted_per_position) == (long.drafts, long.accepted_per_position)
-    assert short.accepted_length > 1.5
+    assert proposed == expected
+    # The weights of a DSpark draft do not make a DFlash draft whose proposals are accepted.
+    assert method == "dflash" or short.accepted_length > 1.5
