@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.ascend.engine import ascend_engine, capture_autoregressive_graphs, compared, source_code
-from tests.ascend.reference import AutoregressiveReference
+from tests.ascend.reference import HostPlannedReference
 from tests.e2e import mtp_target
 from tests.parity import eagle3_draft
 from vllm_ascend.draft_window.seams import speculator as seam
@@ -30,7 +30,7 @@ def in_chunks(engine):
 def run(engine, prompts=PROMPTS, **options):
     """Output tokens; every draft attention on the way equals the masked reference."""
     speculator = engine.speculator
-    with compared(speculator, WINDOW, AutoregressiveReference, **options) as reference:
+    with compared(speculator, WINDOW, HostPlannedReference, **options) as reference:
         tokens = engine.run(prompts, max_tokens=MAX_TOKENS).tokens
     assert reference.calls > 0 and reference.windowed_rows > 0
     assert reference.steps == set(range(speculator.num_speculative_steps))
@@ -92,15 +92,15 @@ def _targets_metadata(speculator, monkeypatch):
 
 
 def _longest_for_every_request(speculator, monkeypatch):
-    monkeypatch.setattr(speculator.window, "plans_on_host", False)
+    monkeypatch.setattr(speculator.window, "host_decides", False)
 
 
 def _targets_lengths(speculator, monkeypatch):
-    def counted_on(window, seq_lens, step, num_rows):
-        lengths = AscendAutoRegressiveSpeculator._get_seq_lens_cpu(speculator)[: len(seq_lens)]
-        return torch.nn.functional.pad(lengths + step, (0, num_rows - len(seq_lens)))
+    def counted_on(reader, step, num_rows):
+        lengths = AscendAutoRegressiveSpeculator._get_seq_lens_cpu(reader)[: reader.input_batch.num_reqs]
+        return torch.nn.functional.pad(lengths + step, (0, num_rows - len(lengths)))
 
-    monkeypatch.setattr(speculator, "windowed_lengths", counted_on)
+    monkeypatch.setattr(speculator.window, "host_lens", counted_on)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from vllm.model_executor.layers.attention.mla_attention import MLACommonMetadata
 from vllm.v1.worker.utils import AttentionGroup
 
 from tests import oracle
+from tests.ascend.check_waits import watched
 from tests.ascend.engine import BLOCK_SIZE, ascend_engine
 from tests.ascend.steps import ScriptedSteps
 from tests.e2e.drafts import speculation
@@ -33,7 +34,7 @@ CPU = torch.device("cpu")
 def speculator(tmp_path_factory):
     layout = speculation("dspark-anchor", tmp_path_factory.mktemp("draft"))
     with ascend_engine(layout, max_model_len=MAX_MODEL_LEN, draft_window_size=WINDOW) as engine:
-        assert isinstance(engine.speculator.window, ascend.HostCopyingWindow)
+        assert isinstance(engine.speculator.window, ascend.HostDecidedWindow)
         yield engine.speculator
 
 
@@ -54,7 +55,7 @@ def planned_by(speculator, monkeypatch):
         group = AttentionGroup(backend, names, SPEC, 0)
         group.metadata_builders = [builder_class(SPEC, names, config, CPU)]
         monkeypatch.setattr(speculator, "attn_groups", [[group]])
-        monkeypatch.setattr(speculator.window, "plans_on_host", ascend.plans_on_host([[group]], parallel=True))
+        monkeypatch.setattr(speculator.window, "host_decides", ascend.plans_on_host([[group]], parallel=True))
 
     return swap
 
@@ -96,9 +97,9 @@ def test_case_13_mla_reads_what_the_request_has(speculator, planned_by, padded):
 
 
 def test_without_host_lengths_mla_would_read_the_longest_for_every_request(speculator, planned_by, monkeypatch):
-    """What makes the copy necessary: the null block behind the second and third request's own columns."""
+    """What makes them necessary: the null block behind the second and third request's own columns."""
     planned_by(mla_v1, mla_v1.AscendMLABackend, mla_v1.AscendMLAMetadataBuilder)
-    monkeypatch.setattr(speculator.window, "plans_on_host", False)
+    monkeypatch.setattr(speculator.window, "host_decides", False)
     decode = build(speculator, LENGTHS, 3).decode
     assert len(set(decode.seq_lens_list)) == 1
     assert reads_the_null_block(decode)
@@ -121,7 +122,7 @@ def test_sfa_reads_the_same_on_both_sides(speculator, planned_by, padded):
     assert not second.block_table[2:].any()
 
 
-def test_gqa_needs_no_copy(speculator):
+def test_gqa_reads_the_devices_lengths(speculator):
     assert speculator.vllm_config.speculative_config.parallel_drafting
     assert not ascend.plans_on_host(speculator.attn_groups, parallel=True)
     assert ascend.plans_on_host(speculator.attn_groups, parallel=False)
@@ -135,7 +136,7 @@ def test_originals_come_back_when_a_build_fails(speculator, monkeypatch):
     from vllm.v1.worker.gpu.spec_decode import speculator as upstream
 
     before = upstream.build_attn_metadata
-    monkeypatch.setattr(speculator.window, "plans_on_host", True)
+    monkeypatch.setattr(speculator.window, "host_decides", True)
     monkeypatch.setattr(speculator, "attn_groups", [[SimpleNamespace(get_metadata_builder=lambda _: 1 / 0)]])
     with pytest.raises(ZeroDivisionError):
         build(speculator, LENGTHS, 3)
@@ -167,3 +168,19 @@ def test_context_parallelism_is_refused(speculator, size):
     ascend_class = next(c for c in type(speculator).__mro__ if c.__name__ == "AscendDSparkSpeculator")
     with pytest.raises(ValueError, match=r"draft_window_size=512 is not supported with context parallelism \(size 2\)"):
         ascend_class(config, CPU)
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        (mla_v1, mla_v1.AscendMLABackend, mla_v1.AscendMLAMetadataBuilder),
+        (sfa_v1, sfa_v1.AscendSFABackend, sfa_v1.AscendSFAMetadataBuilder),
+    ],
+    ids=["mla", "sfa"],
+)
+def test_nothing_is_read_back_for_backends_that_plan_on_the_host(speculator, planned_by, backend):
+    planned_by(*backend)
+    ScriptedSteps(speculator).prepare(LENGTHS)
+    with watched(speculator, speculator.window) as reads:
+        speculator.build_draft_attn_metadatas(8, speculator.input_batch.seq_lens_cpu_upper_bound)
+    assert reads == []

@@ -90,6 +90,7 @@ class ScriptedSteps:
         speculator.input_batch = SimpleNamespace(
             num_reqs=num_reqs,
             seq_lens_cpu_upper_bound=bound,
+            seq_lens_np=bound.numpy(),
             is_prefilling_np=np.zeros(num_reqs, dtype=np.bool_),
         )
 

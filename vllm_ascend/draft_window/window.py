@@ -61,6 +61,7 @@ class WindowedDraft:
         max_queries: int,
         extra_queries: int = 0,
         max_rejected: int,
+        host_decides: bool = False,
         counters: Counters | None = None,
         fused: bool = True,
         bind: Bind | None = None,
@@ -72,6 +73,7 @@ class WindowedDraft:
             max_queries: most query tokens of one request in any forward.
             extra_queries: tokens that a proposal's first forward has beyond the target's.
             max_rejected: most tokens by which host lengths can be ahead of the device's.
+            host_decides: the start follows from host lengths, so the window has room for ``max_rejected`` tokens more.
             fused: see :class:`.inputs.WindowedInputs`, also for ``bind``.
         """
         self.window = window
@@ -84,6 +86,7 @@ class WindowedDraft:
             max_model_len=max_model_len,
             max_queries=max_queries,
             max_lookahead=window.max_lookahead,
+            max_rejected=max_rejected if host_decides else 0,
         )
         self.inputs = WindowedInputs(
             self.geometry, input_buffers, block_tables, groups.group_ids, fused=fused, bind=bind

@@ -2,28 +2,29 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM-Ascend project
 """What vLLM-Ascend's speculators need beyond vLLM's.
 
-Real lengths on the host, for backends that plan there: Model Runner V2 gives none to a draft's metadata build.
-vLLM-Ascend then lets ``seq_lens_cpu`` say ``max_seq_len`` for every request, which its builders hand to the operator as
-the length to read: past the request's own tokens, and with a cropped block table into the null block.
+Lengths on the host, for backends that take them there: Model Runner V2 gives none to a draft's metadata build, and
+vLLM-Ascend then lets ``seq_lens_cpu`` say ``max_seq_len`` for every request. The host decides the window's start too,
+so that no build waits for the device, see ``host_planned.py``.
 
 Builds of their own, for autoregressive drafts: vLLM-Ascend takes the first forward's from the target, in FULL graphs
 the later ones' too, and counts on from the target's lengths.
 """
 
 import logging
-from collections.abc import Callable
 from copy import copy
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.spec_decode import speculator
 
 from ..config import WindowOff
+from ..host_planned import HostPlannedWindow
 from ..inputs import swapped
-from ..window import WindowedDraft
+from ..window import Build, WindowedDraft
 from .autoregressive import TargetDependentSeam
 from .parallel import ParallelSeam
 from .speculator import Metadata, SpeculatorSeam
@@ -43,38 +44,66 @@ def plans_on_host(attn_groups: Any, *, parallel: bool) -> bool:
     )
 
 
-class HostCopyingWindow(WindowedDraft):
-    """A window whose builds copy the lengths that they are given to the host, where backends plan there.
+class ReplayedWindow(HostPlannedWindow):
+    """Writes its tensors also where nothing is cut off, while FULL graphs may read them."""
 
-    The copy waits for the device, as vLLM-Ascend's GQA builder does for parallel drafters. A host bound would not do:
-    what it counts too much was never written.
+    replayed = False
+
+    def _cuts(self, removed: np.ndarray) -> bool:
+        return self.replayed or super()._cuts(removed)
+
+
+class HostDecidedWindow(WindowedDraft):
+    """A window whose start the host decides, where backends take their lengths there.
+
+    vLLM-Ascend's runner keeps lengths on the host. Like without a window, they count this step's drafts as accepted.
     """
 
-    plans_on_host = False
+    def __init__(self, *args: Any, host_decides: bool, **kwargs: Any) -> None:
+        super().__init__(*args, host_decides=host_decides, **kwargs)
+        self.host_decides = host_decides
+        inputs = self.inputs
+        self.planned = ReplayedWindow(self.geometry, inputs.group_ids, inputs.seq_lens, inputs.block_tables)
 
-    def build(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.plans_on_host or self.capturing:  # nothing can be waited for in a capture
-            return super().build(*args, **kwargs)
-        with swapped(upstream, build_attn_metadata=_with_host_lengths(upstream.build_attn_metadata)):
-            return super().build(*args, **kwargs)
-
-
-def _with_host_lengths(build_attn_metadata: Callable[..., Metadata]) -> Callable[..., Metadata]:
-    def build(*, num_reqs: int, seq_lens: torch.Tensor, **kwargs: Any) -> Metadata:
+    def build(
+        self,
+        build: Build[Metadata],
+        reader: Any,
+        upper_bound: torch.Tensor | None,
+        num_reqs: int,
+        num_rows: int,
+        step: int = 0,
+        query_start_loc: np.ndarray | None = None,
+        replayed: bool = False,
+    ) -> Metadata:
+        if not self.host_decides or self.capturing:  # a capture has no lengths
+            return super().build(build, reader, upper_bound, num_reqs, num_rows, step, query_start_loc, replayed)
         # [num_reqs]
-        host = seq_lens[:num_reqs].to("cpu", copy=True).numpy()
-        return build_attn_metadata(num_reqs=num_reqs, seq_lens=seq_lens, seq_lens_np=host, **kwargs)
+        host_lens = reader.input_batch.seq_lens_np[:num_reqs] + step
+        self.planned.replayed = replayed
+        windowed = partial(
+            self.planned.build,
+            upstream.build_attn_metadata,
+            host_lens,
+            queries=self._queries if step or query_start_loc is None else np.diff(query_start_loc),
+            lookahead=self.lookahead(step),
+        )
+        with swapped(upstream, build_attn_metadata=windowed):
+            return build(upper_bound)
 
-    return build
+    def host_lens(self, reader: Any, step: int, num_rows: int) -> torch.Tensor:
+        """Lengths of that forward from the start of the last build, int32, [num_rows]."""
+        lengths, live = torch.zeros(num_rows, dtype=torch.int32), reader.input_batch.num_reqs
+        full = np.minimum(reader.input_batch.seq_lens_np[:live] + step, self.geometry.limit)
+        lengths[:live] = torch.from_numpy(full - self.planned.removed[:live])
+        return lengths
 
 
 class AscendParallelSeam(ParallelSeam):
     """In front of vLLM-Ascend's DFlash and DSpark."""
 
     def make_window(self, *args: Any, **kwargs: Any) -> WindowedDraft:
-        window = HostCopyingWindow(*args, **kwargs)
-        window.plans_on_host = plans_on_host(self.attn_groups, parallel=True)
-        return window
+        return HostDecidedWindow(*args, host_decides=plans_on_host(self.attn_groups, parallel=True), **kwargs)
 
 
 class AscendTargetDependentSeam(TargetDependentSeam):
@@ -100,9 +129,7 @@ class AscendTargetDependentSeam(TargetDependentSeam):
         return WindowOff(reason, logging.WARNING)
 
     def make_window(self, *args: Any, **kwargs: Any) -> WindowedDraft:
-        window = HostCopyingWindow(*args, **kwargs)
-        window.plans_on_host = True
-        return window
+        return HostDecidedWindow(*args, host_decides=True, **kwargs)
 
     def build_first_step(self, batch: Any, num_tokens: int, desc: BatchExecutionDescriptor | None = None) -> Metadata:
         """The mixed queries of a first forward, in the target's state: vLLM-Ascend's own build takes neither."""
@@ -140,26 +167,18 @@ class AscendTargetDependentSeam(TargetDependentSeam):
             return super().build_draft_attn_metadatas(num_reqs_padded, is_draft_model_prefill)
         if is_draft_model_prefill:  # built just before, see TargetDependentSeam.propose
             return [self._first_step]
-        with swapped(window, plans_on_host=False):
-            rows = num_reqs_padded
-            metadata = self._build_draft_attn_metadata(
-                batch.num_reqs, rows, rows, seq_lens_cpu_upper_bound=batch.seq_lens_cpu_upper_bound, step=1
-            )
-        # [num_reqs]
-        seq_lens = self.input_buffers.seq_lens[: batch.num_reqs].cpu()
+        assert isinstance(window, HostDecidedWindow)
+        metadata = self._build_draft_attn_metadata(
+            batch.num_reqs,
+            num_reqs_padded,
+            num_reqs_padded,
+            seq_lens_cpu_upper_bound=batch.seq_lens_cpu_upper_bound,
+            step=1,
+        )
         return [
-            _at_lengths(metadata or {}, self.windowed_lengths(window, seq_lens, step, num_reqs_padded))
+            _at_lengths(metadata or {}, window.host_lens(self, step, num_reqs_padded))
             for step in range(1, self.num_speculative_steps)
         ]
-
-    def windowed_lengths(self, window: WindowedDraft, seq_lens: torch.Tensor, step: int, num_rows: int) -> torch.Tensor:
-        """What the device arrives at by that forward, counted on the host from the lengths of the second."""
-        # [num_rows]
-        windowed = torch.zeros(num_rows, dtype=torch.int32)
-        _, windowed[: len(seq_lens)] = window.geometry.lengths(
-            (seq_lens + step - 1).clip(max=self.max_model_len), queries=1, lookahead=window.lookahead(step)
-        )
-        return windowed
 
 
 def _at_lengths(attn_metadata: dict[str, Any], seq_lens: torch.Tensor) -> dict[str, Any]:
