@@ -72,8 +72,8 @@ class HostPlannedWindow:
         """
         limit = self.geometry.limit
         # [num_reqs]
-        host = np.zeros(num_reqs, dtype=np.int32)
-        removed = np.zeros(num_reqs, dtype=np.int32)
+        host: np.ndarray = np.zeros(num_reqs, dtype=np.int32)
+        removed: np.ndarray = np.zeros(num_reqs, dtype=np.int32)
         live = len(host_lens)
         self.removed = removed
         removed[:live] = self.geometry.removed_by_host(host_lens, queries=queries, lookahead=lookahead)
