@@ -248,6 +248,15 @@ def test_capture_bakes_in_the_windowed_tensors_and_plans_for_the_window(monkeypa
     assert speculator.max_model_len == 1024
 
 
+def test_a_vllm_that_nobody_has_tested_gets_one_warning_and_works(monkeypatch, window_lines):
+    monkeypatch.setattr("vllm.__version__", "0.34.0")
+    with Engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, max_model_len=1024) as engine:
+        assert engine.run(mixed_prompts()[3:4], max_tokens=4).drafts > 0
+    newest = "vLLM 0.34.0 is newer than 0.33, the newest that the draft window was tested with"
+    assert [said for said in window_lines if "0.34.0" in said[1]] == [("WARNING", f"Draft window: {newest}.")]
+    assert window_lines[-1][1].startswith("Draft window in force: method=dspark, W=64")
+
+
 def test_start_up_line(window_lines):
     with Engine(
         speculative_config=DEMO_SPECULATION,

@@ -35,6 +35,8 @@ def register() -> str | None:
         from vllm.v1.worker.worker_base import WorkerBase
 
         from .reclaim import group_draft_layers
+
+        versions.kv_cache_grouping()
     except ImportError as error:
         return versions.without(f"{error.name}: {error}")
     from .strict_config import hide_options

@@ -131,7 +131,7 @@ def let_no_spec_mask(attn_groups: Iterable[Iterable[Any]]) -> None:
         for builder in group.metadata_builders:
             if isinstance(builder.kv_cache_spec, DraftWindowSpec):
                 builder.kv_cache_spec = replace(builder.kv_cache_spec, sliding_window=None)  # type: ignore[arg-type]
-                if hasattr(builder, "window_size"):  # the CPU's reads it once
+                if versions.keeps_window(builder):
                     builder.window_size = -1
 
 

@@ -126,6 +126,13 @@ def test_a_missed_seam_is_one_line_and_upstreams_class(monkeypatch, window_lines
     assert level == "WARNING" and line == f"Draft window off: {NEWER}, and has no DFlashSpeculator.capture()."
 
 
+def test_a_planner_without_what_is_hooked_is_one_reason_and_no_hook(monkeypatch):
+    before = upstream.DraftModelSpeculator.__new__
+    monkeypatch.delattr(versions.kv_cache_grouping(), "create_kv_cache_group_specs")
+    assert "has no vllm.v1.core.kv_cache_" in plugin.register()
+    assert upstream.DraftModelSpeculator.__new__ is before
+
+
 @pytest.mark.parametrize("module", ["vllm.v1.worker.gpu.spec_decode.speculator", "vllm.v1.worker.worker_base"])
 def test_a_vllm_without_what_is_hooked_is_one_reason_and_no_hook(module, monkeypatch):
     before = upstream.DraftModelSpeculator.__new__

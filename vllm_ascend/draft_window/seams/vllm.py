@@ -135,15 +135,28 @@ def records_refresh() -> bool:
     return _builds("_update_draft_decode_metadata") is not None
 
 
-def kv_cache_grouping() -> Any:
-    """The module whose ``get_kv_cache_groups`` makes KV cache groups of layers; of its own from vLLM 0.33 on."""
-    name = "vllm.v1.core.kv_cache_planning"
-    return import_module(name if find_spec(name) else "vllm.v1.core.kv_cache_utils")
-
-
 def refers_only(builder: Any) -> bool:
     """Whether all that a metadata builder computes from lengths is a schedule that it can do without."""
     return type(builder).__name__ == "FlashAttentionMetadataBuilder" and hasattr(builder, "aot_schedule")
+
+
+def keeps_window(builder: Any) -> bool:
+    """A metadata builder that reads the window of its spec once, as the CPU's does."""
+    return hasattr(builder, "window_size")
+
+
+def kv_cache_grouping() -> Any:
+    """The module whose ``get_kv_cache_groups`` makes KV cache groups of layers; of its own from vLLM 0.33 on.
+
+    Raises:
+        ImportError: it lacks what is hooked or called.
+    """
+    name = "vllm.v1.core.kv_cache_planning"
+    module = import_module(name if find_spec(name) else "vllm.v1.core.kv_cache_utils")
+    for needed in ("get_kv_cache_groups", "create_kv_cache_group_specs"):
+        if not hasattr(module, needed):
+            raise ImportError(f"cannot import {needed}", name=f"{module.__name__}.{needed}")
+    return module
 
 
 def block_sizes(block_tables: Any) -> Sequence[int]:
