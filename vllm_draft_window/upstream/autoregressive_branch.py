@@ -38,6 +38,7 @@ def _windowed_build(self, step: int) -> Callable[..., Any] | None:
     """What the build of a later forward goes through, one query token per request."""
     if self.draft_window is None:
         return None
+    assert self.input_batch is not None
     host_lens = self._get_seq_lens_cpu().numpy()[: self.input_batch.num_reqs] + step
     return partial(self.draft_window.build, host_lens=host_lens, lookahead=self.num_speculative_steps - step)
 ''',

@@ -33,6 +33,7 @@ def _windowed_build(self) -> Callable[..., Any] | None:
     """What a metadata build goes through; lengths on the host count this step's drafts, accepted or not."""
     if self.draft_window is None:
         return None
+    assert self.input_batch is not None
     host_lens = self.input_batch.seq_lens_np[: self.input_batch.num_reqs] + self.num_query_per_req
     return partial(self.draft_window.build, host_lens=host_lens, queries=self.num_query_per_req)
 '''
