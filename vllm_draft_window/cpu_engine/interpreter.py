@@ -4,6 +4,7 @@
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -53,6 +54,20 @@ def speed_up() -> None:
     # Overflow is computed as ten more operations for each, and reported in debug mode only.
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+    # Every operation makes a tensor, of one of a few types and shapes.
+    tl.tensor.__init__ = _init_tensor
+    numpy_type, address = functools.cache(interpreter._get_np_dtype), np.dtype(np.uint64)
+    interpreter._get_np_dtype = lambda ty: address if ty.scalar.is_ptr() else numpy_type(ty.scalar)
+
+
+@functools.cache
+def _shape_and_numel(shape: tuple[int, ...]) -> tuple[tl.tuple, tl.constexpr]:
+    return tl.tuple([tl.constexpr(size) for size in shape]), tl.constexpr(math.prod(shape))
+
+
+def _init_tensor(self: Any, handle: Any, type: Any) -> None:
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    self.shape, self.numel = _shape_and_numel(type.shape if type.is_block() else ())
 
 
 def _patch_language_once(patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
