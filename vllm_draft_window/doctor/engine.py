@@ -4,9 +4,12 @@
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from inspect import signature
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from vllm_draft_window.doctor.report import BadInput, Finding, Level, State, Verdict
 
@@ -194,6 +197,8 @@ def judge(vllm_config: Any, lost: Sequence[str] = ()) -> Verdict:
             reason="it needs Model Runner V2, or vLLM-Ascend's V1",
             advice="set VLLM_USE_V2_MODEL_RUNNER=1",
         )
+    if unknown := _not_windowed(vllm_config):
+        return Verdict(state=State.OFF, reason=unknown, advice="report it with these versions, or leave the option out")
     if decision.reclaim and (refused := _reclaim_refused(vllm_config, decision)):
         raise BadInput(refused, "leave draft_window_reclaim out; `draft-window plan` says what it would save")
     return Verdict(state=State.IN_FORCE, window=asdict(decision))
@@ -220,6 +225,29 @@ def _reclaim_refused(vllm_config: Any, window: Any) -> str | None:
     )
     target, draft = map(Checkpoint.read, models)
     return plan_cache(target, draft, deployment, window, ()).refused
+
+
+def _not_windowed(vllm_config: Any) -> str | None:
+    """Why the speculator that Model Runner V2 would make cannot be windowed; none is made."""
+    from vllm.v1.worker.gpu import spec_decode
+    from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+
+    from vllm_ascend.draft_window.seams.vllm import kind_of
+
+    chosen: list[type] = []
+
+    def choose(cls: type, *_: Any, **__: Any) -> Any:
+        chosen.append(cls)
+        raise NotImplementedError
+
+    if not vllm_config.use_v2_model_runner:
+        return None
+    # From 0.32 on it takes the states of the runner's requests too.
+    arguments = (vllm_config, None, None)[: len(signature(spec_decode.init_speculator).parameters)]
+    with patch.object(DraftModelSpeculator, "__new__", choose), suppress(NotImplementedError):
+        spec_decode.init_speculator(*arguments)
+    kind = kind_of(chosen[0]) if chosen else None
+    return kind if isinstance(kind, str) else None
 
 
 def _runner_windows(vllm_config: Any) -> bool:

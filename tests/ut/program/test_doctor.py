@@ -160,6 +160,19 @@ def test_bad_input(given, words):
     assert verdict["advice"]
 
 
+def test_a_speculator_that_is_not_windowed(tmp_path):
+    """Asked of vLLM's own choice of a class; 0.27 has no DFlash2."""
+    dflash2 = json.loads((DRAFT / "config.json").read_text()) | {"architectures": ["DFlash2DraftModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(dflash2))
+    given = arguments(
+        {"method": "dflash", "model": str(tmp_path), "num_speculative_tokens": 6}, {"draft_window_size": 512}
+    )
+    if importlib.util.find_spec("vllm.v1.worker.gpu.spec_decode.dflash2") is None:
+        return examine(*given, status=2)
+    verdict, _ = examine(*given, status=1)
+    assert verdict["reason"] == "DFlash2Speculator is not windowed by this version"
+
+
 EAGLE3 = DSPARK | {"method": "eagle3", "model": str(ROOT / "checkpoints/demo-pair/eagle3")}
 
 
