@@ -243,9 +243,10 @@ def _not_windowed(vllm_config: Any) -> str | None:
     if not vllm_config.use_v2_model_runner:
         return None
     # From 0.32 on it takes the states of the runner's requests too.
-    arguments = (vllm_config, None, None)[: len(signature(spec_decode.init_speculator).parameters)]
+    init_speculator: Any = spec_decode.init_speculator
+    arguments = (vllm_config, None, None)[: len(signature(init_speculator).parameters)]
     with patch.object(DraftModelSpeculator, "__new__", choose), suppress(NotImplementedError):
-        spec_decode.init_speculator(*arguments)
+        init_speculator(*arguments)
     kind = kind_of(chosen[0]) if chosen else None
     return kind if isinstance(kind, str) else None
 

@@ -4,6 +4,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -366,10 +367,8 @@ def test_a_vllm_ascend_of_another_folder(built_in, tmp_path):
     (package / "__init__.py").touch()
     if built_in:
         product = "draft_window"
-        (package / product).mkdir()
-        for path in (ROOT / "vllm_ascend" / product).glob("*.py"):
-            if path.name not in ("plugin.py", "mrv1.py", "strict_config.py"):
-                (package / product / path.name).write_text(path.read_text())
+        plugin_only = shutil.ignore_patterns("plugin.py", "mrv1.py", "strict_config.py")
+        shutil.copytree(ROOT / "vllm_ascend" / product, package / product, ignore=plugin_only)
     given = arguments(additional={"draft_window_size": 512}) if built_in else ()
     status, report = run_doctor(*given, folder=tmp_path)
     (plugin,) = (finding for finding in report["findings"] if finding["check"] == "plugin")
