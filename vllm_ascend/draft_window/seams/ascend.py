@@ -67,7 +67,7 @@ class HostDecidedWindow(WindowedDraft):
 
     def build(
         self,
-        build: Build[Metadata],
+        build: Build[Any],
         reader: Any,
         upper_bound: torch.Tensor | None,
         num_reqs: int,
@@ -75,7 +75,7 @@ class HostDecidedWindow(WindowedDraft):
         step: int = 0,
         query_start_loc: np.ndarray | None = None,
         replayed: bool = False,
-    ) -> Metadata:
+    ) -> Any:
         if not self.host_decides or self.capturing:  # a capture has no lengths
             return super().build(build, reader, upper_bound, num_reqs, num_rows, step, query_start_loc, replayed)
         # [num_reqs]
