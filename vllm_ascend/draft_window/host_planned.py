@@ -45,7 +45,7 @@ class HostPlannedWindow:
         self.seq_lens, self.block_tables = seq_lens, list(block_tables)
         self._group_ids = tuple(group_ids)
         self._pin_memory = is_pin_memory_available()
-        self.removed = np.zeros(0, dtype=np.int32)
+        self.removed: np.ndarray = np.zeros(0, dtype=np.int32)
 
     def build(
         self,
