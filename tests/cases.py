@@ -4,7 +4,7 @@
 import numpy as np
 
 from tests.oracle import Case
-from vllm_ascend.draft_window.geometry import WindowGeometry
+from vllm_ascend.draft_window.geometry import Rows, WindowGeometry
 
 MAX_BLOCK_ID = 2**31 - 1
 
@@ -19,6 +19,7 @@ def geometry_of(case: Case) -> WindowGeometry:
         max_lookahead=case.lookahead if case.first_lookahead is None else case.first_lookahead,
         sink=case.sink,
         min_context=case.min_context,
+        rows=Rows.MASKED if case.masked else Rows.EVERY if case.keeps_every_row else Rows.NEWEST,
     )
 
 

@@ -3,11 +3,13 @@
 
     *The newest query token sees the sink and the newest W tokens, rounded out to whole blocks.*
 
-Every query token also sees itself and the query tokens of its own forward, and a request below the length gate sees
-everything. The gate looks at the request without its draft tokens: of ``first_lookahead`` draft tokens at the start of
-the proposal, ``lookahead`` are still to come and the others are part of the length by now. The oracle marks tokens
-visible one by one, then says which physical cache slot each logical position of the cropped table has to reach. It
-knows no start, no shift and no formula for a length.
+Of a draft that keeps what it computed for every query token, that is said of the first query token instead; where the
+attention backend masks, of the first one and without the draft tokens to come, and each query token sees exactly its
+own newest W of what is left. Every query token also sees itself and the query tokens of its own forward, and a request
+below the length gate sees everything. The gate looks at the request without its draft tokens: of ``first_lookahead``
+draft tokens at the start of the proposal, ``lookahead`` are still to come and the others are part of the length by now.
+The oracle marks tokens visible one by one, then says which physical cache slot each logical position of the cropped
+table has to reach. It knows no start, no shift and no formula for a length.
 """
 
 import math
@@ -29,6 +31,8 @@ class Case:
     sink: int = 0
     min_context: int = 0
     first_lookahead: int | None = None
+    keeps_every_row: bool = False
+    masked: bool = False
 
     @property
     def limit(self) -> int:
@@ -43,8 +47,12 @@ def visible_tokens(case: Case, seq_len: int) -> np.ndarray:
     drafted = 0 if case.first_lookahead is None else case.first_lookahead - case.lookahead
     if seq_len - drafted < case.min_context:
         return position
-    newest_query = seq_len + case.lookahead - 1
-    wanted = (position < case.sink) | (newest_query - position < case.window) | (position >= seq_len - case.queries)
+    first_query = seq_len - case.queries
+    if case.masked:
+        counted_from = first_query
+    else:
+        counted_from = case.lookahead + (first_query if case.keeps_every_row else seq_len - 1)
+    wanted = (position < case.sink) | (counted_from - position < case.window) | (position >= first_query)
     # All groups share one sequence length, so a block is whole only where it is whole for every group.
     block = position // math.lcm(*case.block_sizes)
     return position[np.isin(block, block[wanted])]

@@ -11,7 +11,8 @@ from tests.oracle import Case
 def cases(draw: st.DrawFn, *, max_groups: int = 3, later_steps: bool = False) -> Case:
     """Small and awkward on purpose: windows that no block divides, sinks, gates, and models barely longer than W.
 
-    With ``later_steps``, the case may be any step of its proposal, not just one with all the look-ahead before it.
+    With ``later_steps``, the case may be any step of its proposal, not just one with all the look-ahead before it, and
+    any rows may keep their window, as in Model Runner V2.
     """
     block_sizes = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4, 8, 16]), min_size=1, max_size=max_groups)))
     first_lookahead = draw(st.integers(0, 7))
@@ -21,6 +22,7 @@ def cases(draw: st.DrawFn, *, max_groups: int = 3, later_steps: bool = False) ->
     max_model_len = draw(st.integers(queries, 400))
     # A real table covers max_model_len; a group may be wider than the others.
     full_columns = tuple(-(-max_model_len // size) + draw(st.integers(0, 2)) for size in block_sizes)
+    masked = later_steps and draw(st.booleans())
     return Case(
         window=window,
         block_sizes=block_sizes,
@@ -29,8 +31,10 @@ def cases(draw: st.DrawFn, *, max_groups: int = 3, later_steps: bool = False) ->
         queries=queries,
         lookahead=lookahead,
         first_lookahead=first_lookahead,
-        sink=draw(st.sampled_from([0, 0, 1, 4, 17])),
-        min_context=draw(st.sampled_from([0, 0, 30, 200])),
+        sink=0 if masked else draw(st.sampled_from([0, 0, 1, 4, 17])),
+        min_context=0 if masked else draw(st.sampled_from([0, 0, 30, 200])),
+        keeps_every_row=later_steps and draw(st.booleans()),
+        masked=masked,
     )
 
 

@@ -81,12 +81,15 @@ class Recorder:
             max_model_len=speculator.max_model_len,
             sink=self.sink,
             min_context=self.min_context,
+            masked=self.window is not None and not self.sink and not self.min_context,
         )
         # A parallel drafter has one forward in a proposal, and nothing to look ahead to.
         self._autoregressive = speculator.method not in ("dflash", "dspark")
         self._forwards = 0
         if self._autoregressive:
-            self.case = dataclasses.replace(self.case, first_lookahead=speculator.num_speculative_steps)
+            self.case = dataclasses.replace(
+                self.case, first_lookahead=speculator.num_speculative_steps, keeps_every_row=len(self._groups) > 1
+            )
             self._count_forwards()
         layers = speculator.vllm_config.compilation_config.static_forward_context
         self._keys: dict[str, torch.Tensor] = {}
@@ -151,7 +154,8 @@ class Recorder:
         )
 
     def _compare(self, name: str, impl: Any, query: Any, output: Any, metadata: Any) -> None:
-        gid, size = self._groups[name][0], self._sizes[self._groups[name][0]]
+        gid, group = self._groups[name]
+        size, own_window = self._sizes[gid], getattr(group.kv_cache_spec, "sliding_window", None)
         full_table = self._full_tables[gid].numpy()
         full_lens = self._full_lens.numpy()
         starts = metadata.query_start_loc.numpy()
@@ -170,13 +174,16 @@ class Recorder:
                 self._values[name][slots],
                 scale=impl.scale,
                 causal=metadata.causal,
-                sliding_window=impl.sliding_window,
+                sliding_window=own_window or (self.case.window if self.case.masked else 0),
             )
             got = output[first:last].float().view_as(expected)
             difference = (got - expected).abs().max().item()
             self.worst = max(self.worst, difference)
             self.rows += int(last - first)
-            self.windowed_rows += int(last - first) * (len(visible) < min(full_lens[row], self.case.limit))
+            hidden = min(full_lens[row], self.case.limit) - (self.case.window if self.case.masked else len(visible))
+            self.windowed_rows += int(
+                np.clip(hidden, 0, last - first) if self.case.masked else (last - first) * (hidden > 0)
+            )
             assert difference < self.tolerance, (
                 f"{name}, request {row}: draft attention is {difference} away from the masked reference"
             )

@@ -167,9 +167,9 @@ def test_one_launch_per_build_that_crops_none_otherwise_and_no_synchronization(m
         assert control.seen, "the detector does not see a device-to-host copy"
         engine.run([mixed_prompts()[1][-40:]], max_tokens=70)
     assert {len(seen) for _, _, seen in steps} == {0}
-    # W = 64 in blocks of 32: the first crop is at 96 tokens; the host may be ahead of the device by 2 proposals.
-    assert {count for longest, count, _ in steps if longest >= 96} == {1}
-    assert {count for longest, count, _ in steps if longest < 96 - 2 * 8} == {0}
+    # W = 64 for each of 7 rows, in blocks of 32: the first crop is at 102 tokens; the host may be 2 proposals ahead.
+    assert {count for longest, count, _ in steps if longest >= 102} == {1}
+    assert {count for longest, count, _ in steps if longest < 102 - 2 * 8} == {0}
 
 
 @pytest.mark.skipif(VLLM_VERSION >= (0, 32), reason="vLLM 0.32 leaves builds before replays out by itself")
@@ -244,7 +244,7 @@ def test_capture_bakes_in_the_windowed_tensors_and_plans_for_the_window(monkeypa
     (common,) = seen
     assert common.seq_lens.data_ptr() == window.inputs.seq_lens.data_ptr()
     assert common.block_table_tensor.data_ptr() == window.inputs.block_tables[0].data_ptr()
-    assert common.max_seq_len == window.geometry.max_length == 64 + 31
+    assert common.max_seq_len == window.geometry.max_length == 64 + 6 + 31
     assert speculator.max_model_len == 1024
 
 

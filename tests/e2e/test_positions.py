@@ -10,7 +10,8 @@ import pytest
 
 from tests.e2e.conftest import VLLM_VERSION
 from tests.e2e.drafts import TARGET, speculation
-from tools.measure import Engine, demo_prompts
+from tools.demo_pair import demo_prompts
+from vllm_draft_window.measuring.engine import Engine
 
 CONTEXTS = (500, 511, 513, 600, 2000, 4000)
 POSITIONS = 512

@@ -63,7 +63,8 @@ def run_job(job: dict[str, Any], engines: Engines, *, v2: bool) -> dict[str, Any
     elif job["method"] == "eagle3":
         arguments["speculative_config"] = eagle3_draft.speculation(folder, num_tokens=job["num_tokens"])
     if v2 and window is not None:
-        arguments["additional_config"] = {"draft_window_size": window}
+        # With a gate, however low, the window is not masked on top of the crop, which Model Runner V1 cannot either.
+        arguments["additional_config"] = {"draft_window_size": window, "draft_window_min_context": 1}
     prompts = [
         p[-n:]
         for p, n in zip(demo_prompts(len(job["contexts"]), max(900, *job["contexts"])), job["contexts"], strict=True)

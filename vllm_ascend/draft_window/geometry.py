@@ -9,20 +9,37 @@
     length  = s - removed
     column c of a group reads column c (c < sink / b_g) or c + removed / b_g of the full block table
 
+How far back a forward reaches depends on whose W it has to keep, see :class:`Rows`::
+
+    NEWEST   reach = max(W - K, q)
+    EVERY    reach = W - K + q - 1
+    MASKED   reach = W + q - 1
+
 Cutting ``removed`` tokens out of the middle says everything: both edges are multiples of ``b``, so every group can cut
 at the same token, and a request from which nothing is removed keeps its lengths and its columns. The gate looks at
-``s + K``, which all steps of a proposal share.
+``s + K``, which all steps of a proposal share. So does the start, but not with a mask: then every step moves on, since
+each row sees its own W whatever was removed.
 
 Needs torch only. The fused Triton launch in ``kernels.py`` computes the same on the device.
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 
 from .crop import IntArray, WindowCrop, _clip
+
+
+class Rows(Enum):
+    """Which query rows of one forward keep their window."""
+
+    NEWEST = "the newest keeps W - K tokens, the others at least the rows before them"
+    EVERY = "each keeps W - K tokens: a draft of several layers caches what it computed for all of them"
+    MASKED = "each sees exactly W tokens, because the attention backend masks what the crop leaves"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +49,12 @@ class WindowGeometry(WindowCrop):
     Attributes:
         sink: S, first tokens that stay visible.
         min_context: requests shorter than this are not windowed; look-ahead beyond ``s`` does not count.
+        rows: which query rows keep their window.
     """
 
     sink: int = 0
     min_context: int = 0
+    rows: Rows = Rows.NEWEST
 
     @cached_property
     def aligned_sink(self) -> int:
@@ -49,6 +68,14 @@ class WindowGeometry(WindowCrop):
         """Upper bound of the windowed lengths of a forward with at most ``queries`` query tokens per request."""
         cropped = self.reach(queries, lookahead) + self.alignment - 1 + self.aligned_sink
         return min(max(cropped, self.gate(lookahead) - 1) + self.max_rejected, self.limit)
+
+    def reach(self, queries: Any, lookahead: int) -> Any:
+        """How far back from ``s`` a request reads before rounding. An int for an int, an array for an array."""
+        room = self.window if self.rows is Rows.MASKED else self.window - lookahead
+        uniform = isinstance(queries, int)
+        if self.rows is Rows.NEWEST:
+            return max(room, queries) if uniform else queries.clip(min=room)
+        return room - 1 + (queries if uniform else queries.clip(min=0))  # a padding row's may be anything
 
     def first_cropped(self, *, queries: int, lookahead: int = 0) -> int:
         """Smallest ``s`` that the window changes; shorter requests keep their lengths and tables bit for bit."""

@@ -89,10 +89,13 @@ def inspect_draft_layers(groups: Iterable[Any]) -> int | WindowOff:
                     f"draft_window_size does not support the draft's KV cache of type {type(spec).__name__} "
                     f"(layers {', '.join(group.layer_names)}); supported are {', '.join(sorted(_CROPPABLE_SPECS))}"
                 )
-            # What the cache keeps for the window is not what the draft was built with.
-            if type(spec).__name__ != "DraftWindowSpec":
-                widest = max(widest, getattr(spec, "sliding_window", None) or 0)
+            widest = max(widest, own_window(spec))
     return widest
+
+
+def own_window(spec: Any) -> int:
+    """Sliding window that a layer was built with, 0 for none. What the cache keeps for ours is not that."""
+    return 0 if type(spec).__name__ == "DraftWindowSpec" else getattr(spec, "sliding_window", None) or 0
 
 
 def _specs(spec: Any) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from vllm.triton_utils import tl, triton
 
-from .geometry import WindowGeometry
+from .geometry import Rows, WindowGeometry
 from .inputs import Bind
 
 GROUPS_PER_LAUNCH = 4
@@ -45,8 +45,9 @@ class WindowLaunch:
             slots = [groups[min(i, len(groups) - 1)] for i in range(GROUPS_PER_LAUNCH)]
             full, out = [full_tables[g] for g in slots], [out_tables[g] for g in slots]
             shape = (geometry.limit, geometry.alignment, geometry.aligned_sink, geometry.gate(0), len(groups))
+            newest = geometry.rows is Rows.NEWEST
             sizes = (geometry.block_sizes[g] for g in slots)
-            constants = (*shape, *sizes, *(table.shape[1] for table in (*full, *out)), _COLUMNS_PER_PASS)
+            constants = (*shape, newest, *sizes, *(table.shape[1] for table in (*full, *out)), _COLUMNS_PER_PASS)
             self._launches.append(_Launch((*lengths, *full, *out), constants, bind))
 
     def __call__(self, *, num_reqs: int, num_rows: int, queries: int | None, lookahead: int = 0) -> None:
@@ -79,6 +80,7 @@ def _window_kernel(
     out_0_ptr, out_1_ptr, out_2_ptr, out_3_ptr,
     num_reqs, reach, lookahead, per_request,
     LIMIT: tl.constexpr, ALIGNMENT: tl.constexpr, SINK: tl.constexpr, GATE: tl.constexpr, NUM_GROUPS: tl.constexpr,
+    NEWEST: tl.constexpr,
     SIZE_0: tl.constexpr, SIZE_1: tl.constexpr, SIZE_2: tl.constexpr, SIZE_3: tl.constexpr,
     FULL_0: tl.constexpr, FULL_1: tl.constexpr, FULL_2: tl.constexpr, FULL_3: tl.constexpr,
     COLUMNS_0: tl.constexpr, COLUMNS_1: tl.constexpr, COLUMNS_2: tl.constexpr, COLUMNS_3: tl.constexpr,
@@ -89,7 +91,8 @@ def _window_kernel(
     seq_len = tl.where(row < num_reqs, seq_len, 0)
     seq_len = tl.minimum(tl.maximum(seq_len, 0), LIMIT)
     queries = tl.load(query_start_loc_ptr + row + 1) - tl.load(query_start_loc_ptr + row)
-    reach = tl.maximum(reach, queries * per_request)
+    queries = tl.maximum(queries, 0) * per_request  # a padding row's may be anything
+    reach = tl.maximum(reach, queries) if NEWEST else reach + queries
 
     start = tl.maximum(seq_len - reach, 0) // ALIGNMENT * ALIGNMENT
     cropped = (start > SINK) & (seq_len + lookahead >= GATE)

@@ -51,20 +51,23 @@ def report_off(off: WindowOff, vllm_config: Any) -> None:
         logger.log(off.level, "Draft window off: %s.", off.reason)
 
 
-def report_in_force(window: DraftWindow, vllm_config: Any, details: str, *, block_size: int) -> None:
+def report_in_force(
+    window: DraftWindow, vllm_config: Any, details: str, *, block_size: int, masked: bool = False
+) -> None:
     """One line; ``details`` are what the runner made of the window: table columns, its own name.
 
     Args:
         block_size: tokens to which the window is rounded out.
+        masked: a query sees the window alone all the same.
     """
     in_force = f"method={window.method}, W={window.size}, sink={window.sink_size}, min_context={window.min_context}"
     agree(f"{in_force}, reclaim={window.reclaim}", vllm_config.parallel_config)
     if not speaks(vllm_config.parallel_config):
         return
-    fewest, most = window.visible(block_size)
+    fewest, most = window.visible(1 if masked else block_size)
     for warning in window.warnings:
         logger.warning("Draft window: %s.", warning)
-    if block_size > window.size // 4:
+    if block_size > window.size // 4 and not masked:
         logger.warning(
             "Draft window: in whole blocks of %d tokens, draft_window_size=%d shows a query up to %d tokens; a draft "
             "that was trained on fewer gains less.",
@@ -72,7 +75,7 @@ def report_in_force(window: DraftWindow, vllm_config: Any, details: str, *, bloc
             window.size,
             most,
         )
-    seen = f"block alignment={block_size}, tokens seen={fewest} to {most}"
+    seen = f"block alignment={block_size}, tokens seen={most if masked else f'{fewest} to {most}'}"
     if window.reclaim:
         seen += f", kept={kept_tokens(window.size, window.min_context, block_size)}"
     logger.info("Draft window in force: %s, %s, %s.", in_force, seen, details)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from .config import DraftWindow
-from .geometry import WindowGeometry
+from .geometry import Rows, WindowGeometry
 from .groups import DraftGroups
 from .inputs import Bind, BlockTables, InputBuffers, WindowedInputs
 
@@ -60,6 +60,7 @@ class WindowedDraft:
         queries: int,
         max_queries: int,
         extra_queries: int = 0,
+        rows: Rows = Rows.NEWEST,
         max_rejected: int,
         host_decides: bool = False,
         counters: Counters | None = None,
@@ -71,6 +72,7 @@ class WindowedDraft:
         Args:
             queries: query tokens per request of a forward whose requests all bring as many.
             max_queries: most query tokens of one request in any forward.
+            rows: which query rows of a forward keep their window.
             extra_queries: tokens that a proposal's first forward has beyond the target's.
             max_rejected: most tokens by which host lengths can be ahead of the device's.
             host_decides: the start follows from host lengths, so the window has room for ``max_rejected`` tokens more.
@@ -87,6 +89,7 @@ class WindowedDraft:
             max_queries=max_queries,
             max_lookahead=window.max_lookahead,
             max_rejected=max_rejected if host_decides else 0,
+            rows=rows,
         )
         self.inputs = WindowedInputs(
             self.geometry, input_buffers, block_tables, groups.group_ids, fused=fused, bind=bind
@@ -101,6 +104,11 @@ class WindowedDraft:
     def may_crop(self, max_seq_len: int) -> bool:
         """Whether the window may remove something from a batch whose lengths do not exceed ``max_seq_len``."""
         return max_seq_len >= self._shortest_cropped
+
+    def may_hide(self, max_seq_len: int) -> bool:
+        """Whether it may hide something: a mask does before a whole block can be cropped, in the draft's own builds."""
+        masked = self.geometry.rows is Rows.MASKED
+        return max_seq_len > self.window.size if masked else self.may_crop(max_seq_len)
 
     def lookahead(self, step: int) -> int:
         """K of the forward ``step`` of a proposal: all its forwards share one start."""

@@ -69,7 +69,7 @@ def test_prepared_launch_passes_what_triton_passes():
     pytest.importorskip(
         "triton", minversion="3.9", reason="older Tritons build a C launcher, which needs a CUDA driver"
     )
-    constants = [1 << 20, 16, 0, 0, 2, *[16] * 4, *[65536] * 4, *[253] * 4, 256]
+    constants = [1 << 20, 16, 0, 0, 2, True, *[16] * 4, *[65536] * 4, *[253] * 4, 256]
     child = subprocess.run(
         [sys.executable, "-c", CHILD, json.dumps(constants)],
         cwd=REPOSITORY,

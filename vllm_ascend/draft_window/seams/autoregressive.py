@@ -50,7 +50,7 @@ class TargetDependentSeam(SpeculatorSeam):
     def _prefill(self, num_reqs: int, num_tokens: int, attn_metadata: Metadata, *args: Any, **kwargs: Any) -> None:
         """The first forward: with metadata of its own in place of the target's. While capturing there is no batch."""
         window, batch = self.window, self.target_batch
-        build = window is not None and window.may_crop(self.draft_max_seq_len)
+        build = window is not None and window.may_hide(self.draft_max_seq_len)
         if build and batch is not None and attn_metadata is not None:
             attn_metadata = self.build_first_step(batch, batch.num_tokens)
         super()._prefill(num_reqs, num_tokens, attn_metadata, *args, **kwargs)

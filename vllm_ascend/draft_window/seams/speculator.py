@@ -7,7 +7,7 @@ Model Runner V2 bakes lengths and block tables into per-layer metadata, so the w
 standalone draft model needs nothing more; ``parallel.py`` and ``autoregressive.py`` add what other drafts need.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,8 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from .. import reclaim
 from ..config import DraftWindow, ReclaimRefused, WindowOff, max_rejected
-from ..groups import inspect_draft_groups
+from ..geometry import Rows
+from ..groups import inspect_draft_groups, own_window
 from ..inputs import Bind
 from ..positions import DraftPositions
 from ..ranks import agree
@@ -42,6 +43,7 @@ else:
         model: torch.nn.Module
         attn_groups: Sequence[Sequence[Any]]
         draft_attn_layer_names: set[str]
+        target_attn_groups: Sequence[Sequence[Any]]
         block_tables: Any
         input_buffers: Any
         max_model_len: int
@@ -130,13 +132,17 @@ class SpeculatorSeam(Speculator):
             queries=queries,
             max_queries=first_queries if in_force.max_lookahead else queries,
             extra_queries=extra_queries,
+            rows=(rows := self.rows_with(in_force)),
             max_rejected=max_rejected(self.vllm_config),
             fused=HAS_TRITON,
             bind=self.bind,
             counters=self.make_counters(self.vllm_config) if self.make_counters else None,
         )
-        if covered := in_force.covers(window.geometry.limit, block_size=window.geometry.alignment):
+        whole_blocks = 1 if rows is Rows.MASKED else window.geometry.alignment
+        if covered := in_force.covers(window.geometry.limit, block_size=whole_blocks):
             return self._switch_off(covered)
+        if rows is Rows.MASKED:
+            self.mask_rows(in_force.size)
         graphs = self.vllm_config.compilation_config.cudagraph_mode.decode_mode().name
         report_in_force(
             in_force,
@@ -145,6 +151,32 @@ class SpeculatorSeam(Speculator):
             f"KV cache groups={list(groups.group_ids)}, runner=V2 ({type(self).__name__}), decode graphs={graphs}, "
             f"{-(-window.inputs.num_bytes // 1024)} KiB{self.positions.details}",
             block_size=window.geometry.alignment,
+            masked=rows is Rows.MASKED,
+        )
+
+    def rows_with(self, in_force: DraftWindow) -> Rows:
+        """Which query rows keep their window: all, by a mask, where the backend has one and nothing else is wanted."""
+        layers = list(self.draft_layers())
+        whole = not (in_force.sink_size or in_force.min_context)
+        if whole and all(versions.can_mask(layer, group.kv_cache_spec) for layer, group in layers):
+            return Rows.MASKED
+        # A parallel drafter's keys and values come from the target's states, not from its own attention.
+        return Rows.EVERY if in_force.max_lookahead and len(layers) > 1 else Rows.NEWEST
+
+    def mask_rows(self, window: int) -> None:
+        """Layers that slide anyway keep their own window, which is not above this one."""
+        target_builders = (b for groups in self.target_attn_groups for g in groups for b in g.metadata_builders)
+        versions.schedule_without(target_builders, self.vllm_config)
+        for layer, group in self.draft_layers():
+            if not own_window(group.kv_cache_spec):
+                for builder in group.metadata_builders:
+                    versions.mask(layer, builder, window)
+
+    def draft_layers(self) -> Iterator[tuple[Any, Any]]:
+        """Each attention layer of the draft, with its attention group."""
+        layers = self.vllm_config.compilation_config.static_forward_context
+        yield from (
+            (layers[name], group) for groups in self.attn_groups for group in groups for name in group.layer_names
         )
 
     def _switch_off(self, off: WindowOff) -> None:

@@ -4,7 +4,8 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from enum import Enum
 from functools import cache
 from importlib import import_module
@@ -157,6 +158,42 @@ def kv_cache_grouping() -> Any:
         if not hasattr(module, needed):
             raise ImportError(f"cannot import {needed}", name=f"{module.__name__}.{needed}")
     return module
+
+
+def can_mask(layer: Any, spec: Any) -> bool:
+    """Whether a draft layer's attention can be given a sliding window after it was built, or has one."""
+    return type(layer.impl).__name__ in ("CPUAttentionBackendImpl", "FlashAttentionImpl") and not hasattr(
+        spec, "kv_cache_specs"
+    )
+
+
+def mask(layer: Any, builder: Any, window: int) -> None:
+    """Let each query row of a draft layer see its newest ``window`` tokens, and those behind it where not causal.
+
+    vLLM 0.26 and 0.27: FlashAttention takes its window from the KV cache spec of the builder. Later from the layer.
+    """
+    if type(layer.impl).__name__ == "CPUAttentionBackendImpl":
+        layer.impl.sliding_window = builder.window_size = window
+        return
+    builder.aot_schedule = False  # it would be made for full attention; a windowed draft has no long contexts
+    if release() < (0, 28):
+        builder.kv_cache_spec = replace(builder.kv_cache_spec, sliding_window=window)
+    else:
+        layer.impl.sliding_window = (window - 1, 0)
+
+
+def schedule_without(target_builders: Iterable[Any], vllm_config: Any) -> None:
+    """Let FlashAttention decide on the target's ahead-of-time schedules before draft layers have windows of their own.
+
+    It does so at the first build, by whether all layers of the engine have one window.
+    """
+    for builder in target_builders:
+        if getattr(builder, "aot_sliding_window", ()) is None:
+            from vllm.v1.attention.backends.flash_attn import _get_sliding_window_configs
+
+            windows = _get_sliding_window_configs(vllm_config)
+            if len(windows) == 1:
+                builder.aot_sliding_window = windows.pop() or (-1, -1)
 
 
 def block_sizes(block_tables: Any) -> Sequence[int]:
