@@ -78,11 +78,22 @@ def _keep_a_cache_of_this_version() -> None:
     os.environ.setdefault("VLLM_CACHE_ROOT", str(Path(cache, "vllm", importlib.metadata.version("vllm"))))
 
 
+class _Driver:
+    """Interpreted kernels need none; linear attention's ask for the target when they are imported."""
+
+    @staticmethod
+    def is_active() -> bool:
+        return True
+
+    def get_current_target(self) -> SimpleNamespace:
+        return SimpleNamespace(backend="cpu")
+
+
 def _offer_triton_backend() -> None:
-    """vLLM keeps Triton only if a backend named "cpu" says that it is active; the interpreter needs no driver."""
+    """vLLM keeps Triton only if a backend named "cpu" says that it is active."""
     from triton.backends import backends
 
-    backends["cpu"] = SimpleNamespace(compiler=None, driver=SimpleNamespace(is_active=lambda: True))  # type: ignore
+    backends["cpu"] = SimpleNamespace(compiler=None, driver=_Driver)  # type: ignore
 
 
 def describe_models_here() -> None:
