@@ -13,10 +13,11 @@ WINDOW = {"draft_window_size": 256, "draft_window_mtp": True}
 LENGTHS = (100, 300, 1400)
 
 
-@pytest.fixture(autouse=True)
-def eager(monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def eager():
     """The linear attention's compiled helpers trip over an interpreted Triton."""
-    monkeypatch.setattr(torch._dynamo.config, "disable", True)
+    with torch._dynamo.config.patch(disable=True):
+        yield
 
 
 def run(model, num_tokens=0, options=None, *, compare=False):
