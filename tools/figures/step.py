@@ -40,13 +40,13 @@ def _draw_step(axes: Axes) -> None:
     axes.text(0, 3.95, "One decode step", fontsize=11, weight="bold", va="center")
     box(axes, 0.05, 2.35, 1.7, 1.0, "target forward:\nsees everything,\nverifies", _STOCK)
     box(axes, 2.25, 2.35, 1.75, 1.0, "draft inputs:\nlengths, block\ntables (originals)", _STOCK)
-    box(axes, 4.6, 2.35, 1.75, 1.0, "one fused launch\nwrites windowed\ntwins", _OURS)
-    box(axes, 6.95, 2.35, 1.75, 1.0, "metadata build\nreads the twins", _STOCK)
+    box(axes, 4.6, 2.35, 1.75, 1.0, "one fused launch\nwrites windowed\ntensors", _OURS)
+    box(axes, 6.95, 2.35, 1.75, 1.0, "metadata build\nreads them", _STOCK)
     box(axes, 9.3, 2.35, 1.75, 1.0, "draft forward:\nsees sink and\nnewest W tokens", _STOCK)
     for x in (1.8, 4.05, 6.4, 8.75):
         arrow(axes, (x, 2.85), (x + 0.45 if x < 2 else x + 0.5, 2.85))
     axes.add_patch(Rectangle((4.42, 2.12), 4.46, 1.5, fill=False, edgecolor="#c0392b", linestyle="--", linewidth=1.3))
-    axes.text(6.65, 3.72, "twins swapped in, originals back afterwards", color="#c0392b", fontsize=9, ha="center")
+    axes.text(6.65, 3.72, "stand-ins swapped in, originals back afterwards", color="#c0392b", fontsize=9, ha="center")
     box(axes, 2.25, 0.75, 1.75, 0.8, "slot mappings,\npositions", _STOCK)
     arrow(axes, (4.05, 1.15), (10.15, 2.27), connectionstyle="angle,angleA=0,angleB=90,rad=6")
     axes.text(7.0, 0.95, "never windowed: drafts write to absolute positions", fontsize=9, ha="center", va="center")
@@ -80,7 +80,7 @@ def _draw_tables(axes: Axes) -> None:
     axes.text(0, 2.75, title, fontsize=11, weight="bold", va="center")
     rows = (
         (1.65, f"full block table\ns = {LENGTH}", full[0].tolist(), lambda c: sink <= c < start),
-        (0.35, f"twin\ns' = {int(length)}", cropped[0].tolist(), lambda c: False),
+        (0.35, f"windowed\ns' = {int(length)}", cropped[0].tolist(), lambda c: False),
     )
     for y, label, ids, is_cut in rows:
         axes.text(0, y + 0.28, label, fontsize=9, va="center")

@@ -142,7 +142,7 @@ def to_json(plan: "Plan", deployment: "Deployment") -> dict[str, Any]:
         "tokens_seen": {"first_query": plan.first_query, "last_query": plan.last_query},
         "columns": list(plan.columns),
         "full_columns": list(deployment.full_columns),
-        "twin_bytes": plan.twin_bytes,
+        "windowed_bytes": plan.windowed_bytes,
         "draft_kv_bytes_per_token": plan.draft_kv_bytes_per_token,
         "target_kv_bytes_per_token": plan.target_kv_bytes_per_token,
         "reads": [
@@ -165,7 +165,7 @@ def show(plan: "Plan", deployment: "Deployment", console: Console) -> None:
         columns = zip(deployment.block_sizes, plan.columns, deployment.full_columns, strict=True)
         for size, cropped, full in columns:
             facts.add_row(f"table columns, blocks of {size}", f"{cropped} of {full}")
-        facts.add_row("windowed lengths and tables", _bytes(plan.twin_bytes))
+        facts.add_row("windowed lengths and tables", _bytes(plan.windowed_bytes))
     else:
         facts.add_row("[yellow]off, because", escape(str(plan.off_reason)))
     kept = "the window's tokens only" if plan.window and plan.window.reclaim else "all tokens"

@@ -66,7 +66,7 @@ class Plan:
     target_kv_bytes_per_token: int
     first_query: tuple[int, int] | None
     last_query: tuple[int, int] | None
-    twin_bytes: int
+    windowed_bytes: int
     reads: tuple[Read, ...]
     warnings: tuple[str, ...]
     suggestion: Suggestion
@@ -118,7 +118,7 @@ def make_plan(
         target_kv_bytes_per_token=target.kv_bytes_per_token(deployment.element_bytes, deployment.tensor_parallel_size),
         first_query=first,
         last_query=last,
-        twin_bytes=twin_bytes(geometry, deployment) if geometry else 0,
+        windowed_bytes=windowed_bytes(geometry, deployment) if geometry else 0,
         reads=tuple(read(target, draft, deployment, known, geometry, context) for context in contexts),
         warnings=tuple(warnings(target, draft, deployment, window)),
         suggestion=suggestion,
@@ -126,7 +126,7 @@ def make_plan(
     )
 
 
-def twin_bytes(geometry: WindowGeometry, deployment: Deployment) -> int:
+def windowed_bytes(geometry: WindowGeometry, deployment: Deployment) -> int:
     """What the windowed lengths and block tables take on one device."""
 
     def int32(*shape: int) -> torch.Tensor:

@@ -158,7 +158,7 @@ def test_figures_are_the_engines(options, max_model_len, max_num_seqs):
         columns = [table.shape[1] for table in inputs.block_tables]
         tables = engine.runner.block_tables.input_block_tables
         full_columns = [tables[i].shape[1] for i in inputs.group_ids]
-        twin_bytes = inputs.seq_lens.nbytes + sum(table.nbytes for table in inputs.block_tables)
+        windowed_bytes = inputs.seq_lens.nbytes + sum(table.nbytes for table in inputs.block_tables)
         draft_layers = set(speculator.draft_attn_layer_names)
         per_token = {"draft": 0, "target": 0}
         for group in engine.runner.kv_cache_config.kv_cache_groups:
@@ -190,7 +190,7 @@ def test_figures_are_the_engines(options, max_model_len, max_num_seqs):
         assert len(cache.kv_cache_groups) == (found["reclaim"]["groups"] if reclaims else 1)
     assert found["columns"] == columns
     assert found["full_columns"] == full_columns
-    assert found["twin_bytes"] == twin_bytes
+    assert found["windowed_bytes"] == windowed_bytes
     assert found["draft_kv_bytes_per_token"] == per_token["draft"] > 0
     assert found["target_kv_bytes_per_token"] == per_token["target"] > 0
     # Where the window removes nothing from any request, the engine leaves the originals in place.
