@@ -154,5 +154,5 @@ def test_near_max_model_len(window, block_sizes, without_speculation):
         windowed = engine.run(prompts, max_tokens=60)
     assert windowed.tokens == expected
     assert [len(tokens) for tokens in windowed.tokens] == [34, 24, 14, 9]
-    assert recorder.rows > 20
-    assert (recorder.windowed_rows > 20) == (window == 64)
+    # The mask hides what lies behind W even where no whole block can be cropped.
+    assert recorder.windowed_rows > 20
