@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tiny hybrid target with an MTP head (Qwen3-Next's layout): linear attention beside one layer of full attention.
 
-vLLM gives the layers' states blocks of equal bytes, so the attention's hold hundreds of tokens. Random weights are
-enough to look at what the draft reads.
+vLLM gives the layers' states blocks of equal bytes, so the attention's hold hundreds of tokens: as few here as the
+smallest linear attention allows, since interpreted kernels cost by the block. Random weights are enough to look at what
+a draft reads; its sizes are those of the demo target, so that the demo drafts fit.
 """
 
 import json
@@ -19,8 +20,8 @@ CONFIG = {
     "num_key_value_heads": 2,
     "head_dim": 64,
     "partial_rotary_factor": 0.25,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
@@ -41,7 +42,8 @@ CONFIG = {
 ENGINE = {
     "load_format": "dummy",
     "dtype": "bfloat16",
-    "max_model_len": 2048,
+    "max_model_len": 1024,
+    "max_num_batched_tokens": 1152,
     "mamba_ssm_cache_dtype": "float32",
     "max_num_seqs": 4,
     "block_size": None,

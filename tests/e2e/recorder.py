@@ -31,6 +31,8 @@ class Recorder:
         slots: slot mapping of every cache write, in order.
         metadata: snapshots of what every draft attention call was given.
         addresses: addresses of lengths and table, per attention call.
+        groups, sizes, full_tables: KV cache group of each draft layer; tokens per column and full table of each group.
+        keys, values: by layer, what the draft has written to each slot.
     """
 
     speculator: Any
@@ -61,7 +63,7 @@ class Recorder:
     def __post_init__(self) -> None:
         speculator = self.speculator
         self._hooks = pytest.MonkeyPatch()
-        self._groups = {
+        self.groups = {
             name: (gid, group)
             for gid, groups in enumerate(speculator.attn_groups)
             for group in groups
@@ -69,11 +71,11 @@ class Recorder:
         }
         tables = speculator.block_tables
         sizes = getattr(tables, "kernel_block_sizes", None) or tables.block_sizes
-        self._sizes = dict(enumerate(sizes))
+        self.sizes = dict(enumerate(sizes))
         # Held from the start: a fault under test may leave other tensors in their place.
         self._full_lens = speculator.input_buffers.seq_lens
-        self._full_tables = list(tables.input_block_tables)
-        draft_groups = sorted({gid for gid, _ in self._groups.values()})
+        self.full_tables = list(tables.input_block_tables)
+        draft_groups = sorted({gid for gid, _ in self.groups.values()})
         self.case = Case(
             window=self.window or speculator.max_model_len,
             block_sizes=tuple(sizes[g] for g in draft_groups),
@@ -88,13 +90,13 @@ class Recorder:
         self._forwards = 0
         if self._autoregressive:
             self.case = dataclasses.replace(
-                self.case, first_lookahead=speculator.num_speculative_steps, keeps_every_row=len(self._groups) > 1
+                self.case, first_lookahead=speculator.num_speculative_steps, keeps_every_row=len(self.groups) > 1
             )
             self._count_forwards()
         layers = speculator.vllm_config.compilation_config.static_forward_context
-        self._keys: dict[str, torch.Tensor] = {}
-        self._values: dict[str, torch.Tensor] = {}
-        for name in self._groups:
+        self.keys: dict[str, torch.Tensor] = {}
+        self.values: dict[str, torch.Tensor] = {}
+        for name in self.groups:
             self._hook(name, layers[name])
 
     def _count_forwards(self) -> None:
@@ -117,8 +119,8 @@ class Recorder:
         update, forward = impl.do_kv_cache_update, impl.forward
         num_slots = layer.kv_cache.shape[0] * layer.kv_cache.shape[2]
         shape = (num_slots, impl.num_kv_heads, impl.head_size)
-        keys = self._keys[name] = torch.zeros(shape)
-        values = self._values[name] = torch.zeros(shape)
+        keys = self.keys[name] = torch.zeros(shape)
+        values = self.values[name] = torch.zeros(shape)
 
         def do_kv_cache_update(layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
             update(layer, key, value, kv_cache, slot_mapping)
@@ -154,9 +156,9 @@ class Recorder:
         )
 
     def _compare(self, name: str, impl: Any, query: Any, output: Any, metadata: Any) -> None:
-        gid, group = self._groups[name]
-        size, own_window = self._sizes[gid], getattr(group.kv_cache_spec, "sliding_window", None)
-        full_table = self._full_tables[gid].numpy()
+        gid, group = self.groups[name]
+        size, own_window = self.sizes[gid], getattr(group.kv_cache_spec, "sliding_window", None)
+        full_table = self.full_tables[gid].numpy()
         full_lens = self._full_lens.numpy()
         starts = metadata.query_start_loc.numpy()
         self._check_slots(gid, size, full_table, metadata)
@@ -168,10 +170,10 @@ class Recorder:
             case = dataclasses.replace(self.case, queries=int(last - first), lookahead=lookahead)
             visible = oracle.visible_tokens(case, int(full_lens[row]))
             slots = torch.from_numpy(oracle.physical_slots(full_table[row], size, visible))
-            expected = _attention(
+            expected = attention(
                 query[first:last].float(),
-                self._keys[name][slots],
-                self._values[name][slots],
+                self.keys[name][slots],
+                self.values[name][slots],
                 scale=impl.scale,
                 causal=metadata.causal,
                 sliding_window=own_window or (self.case.window if self.case.masked else 0),
@@ -202,7 +204,7 @@ class Recorder:
             assert (slots[inside] == expected).all(), f"request {row}: slots {slots}, expected {expected}"
 
 
-def _attention(
+def attention(
     # [queries, heads, size]
     query: torch.Tensor,
     # [tokens, kv_heads, size]

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An MTP head on a hybrid target, whose blocks hold more tokens than the window: every query sees exactly W."""
+"""Drafts of a hybrid target, whose blocks hold more tokens than the window: every query sees exactly W."""
 
 import pytest
 import torch
 
-from tests.e2e import hybrid_target
+from tests.e2e import drafts, hybrid_target
 from tests.e2e.recorder import Recorder
-from tools.demo_pair import demo_prompts
+from tools.demo_pair import demo_prompts, demo_speculation
 from vllm_draft_window.measuring.engine import Engine
 
-WINDOW = {"draft_window_size": 256, "draft_window_mtp": True}
-LENGTHS = (100, 300, 1400)
+WINDOW = {"draft_window_size": 128, "draft_window_mtp": True}
+LENGTHS = (60, 200, 800)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -20,9 +20,8 @@ def eager():
         yield
 
 
-def run(model, num_tokens=0, options=None, *, compare=False):
-    """Output, what every forward of the target's attention was given, and the recorder of the draft's."""
-    speculation = {"method": "mtp", "num_speculative_tokens": num_tokens} if num_tokens else None
+def run(model, speculation=None, options=None):
+    """Output, what every forward of the target's attention was given, and the recorder of a windowed draft's."""
     prompts = [prompt[-n:] for prompt, n in zip(demo_prompts(3, max(LENGTHS)), LENGTHS, strict=True)]
     of_target, recorder = [], None
     with Engine(
@@ -37,7 +36,7 @@ def run(model, num_tokens=0, options=None, *, compare=False):
                 return propose(batch, attn_metadata, *args, **kwargs)
 
             engine.speculator.propose = remembering
-        if compare:
+        if options:
             recorder = Recorder(engine.speculator, window=WINDOW["draft_window_size"], tolerance=0.05)
         measured = engine.run(prompts, max_tokens=4)
     return measured, of_target, recorder
@@ -48,20 +47,28 @@ def model(tmp_path_factory):
     return hybrid_target.write(tmp_path_factory.mktemp("hybrid"))
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 3])
-def test_mtp_head(num_tokens, model, window_lines):
-    windowed, of_target, recorder = run(model, num_tokens, WINDOW, compare=True)
+@pytest.fixture(scope="module")
+def alone(model):
+    """Output tokens without speculation."""
+    return run(model)[0].tokens
+
+
+@pytest.mark.parametrize(
+    ("method", "num_tokens"), [("mtp", 1), ("mtp", 2), ("mtp", 3), ("eagle3", 3), ("dspark", 7), ("dflash", 7)]
+)
+def test_a_draft_of_a_hybrid_target(method, num_tokens, model, alone, tmp_path, window_lines):
+    speculation = {
+        "mtp": lambda: {"method": "mtp"},
+        "dflash": lambda: drafts.speculation("dflash", tmp_path),
+    }.get(method, lambda: demo_speculation(method))() | {"num_speculative_tokens": num_tokens}
+    windowed, of_target, recorder = run(model, speculation, WINDOW)
     (size,) = recorder.case.block_sizes
     assert size > 2 * WINDOW["draft_window_size"]
-    assert recorder.windowed_rows > 1000
-    assert f"block alignment={size}, tokens seen=256, " in window_lines[-1][1]
-    assert "WindowedMTPSpeculator" in window_lines[-1][1]
-    plain, of_target_plain, _ = run(model, num_tokens)
-    assert windowed.tokens == plain.tokens
+    # The first forward of an autoregressive draft runs over the prompts.
+    assert recorder.windowed_rows > (500 if recorder.case.first_lookahead else 20)
+    assert f"block alignment={size}, tokens seen=128, " in window_lines[-1][1]
+    plain, of_target_plain, _ = run(model, speculation)
+    assert windowed.tokens == plain.tokens == alone
     assert len(of_target) == len(of_target_plain) > 0
     for on, off in zip(of_target, of_target_plain, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(on, off, strict=True))
-
-
-def test_output_is_that_of_no_speculation(model):
-    assert run(model, 2, WINDOW)[0].tokens == run(model)[0].tokens

@@ -21,6 +21,18 @@ Build = Callable[[torch.Tensor | None], Metadata]
 """Upstream's build, given the host bound."""
 
 
+def rows_kept(window: DraftWindow, *, layers: int, can_mask: bool) -> Rows:
+    """Which query rows keep their window, of a draft of so many attention layers: all, by a mask, where there is one.
+
+    Args:
+        can_mask: the attention backend shows each row its own window; nothing else may be wanted of it.
+    """
+    if can_mask and not (window.sink_size or window.min_context):
+        return Rows.MASKED
+    # A parallel drafter's keys and values come from the target's states, not from its own attention.
+    return Rows.EVERY if window.max_lookahead and layers > 1 else Rows.NEWEST
+
+
 class Reader(Protocol):
     """Whose attributes a build reads: a speculator."""
 

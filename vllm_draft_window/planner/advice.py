@@ -36,8 +36,12 @@ def trained_length(target: Checkpoint, deployment: Deployment, known: DraftFacts
     return None, "the draft's config does not tell what it was trained on"
 
 
-def suggest(target: Checkpoint, deployment: Deployment, known: DraftFacts) -> Suggestion:
-    """Rule of thumb: the longest window whose every read stays within the draft's trained length."""
+def suggest(target: Checkpoint, deployment: Deployment, known: DraftFacts, *, layers: int) -> Suggestion:
+    """Rule of thumb: the longest window of whole blocks that shows no query more than the draft was trained on.
+
+    Args:
+        layers: attention layers of the draft.
+    """
     if known.native_window:
         return Suggestion(
             window=None, reason=f"the draft has a sliding window of its own, {known.native_window} tokens; none needed"
@@ -66,12 +70,13 @@ def suggest(target: Checkpoint, deployment: Deployment, known: DraftFacts) -> Su
         decision = resolve(DraftWindowOptions(draft_window_size=size), known)
         if isinstance(decision, WindowOff):
             return Suggestion(window=None, reason=decision.reason)
-        longest = tokens_seen(decision, deployment, known, causal=True)[1][1]
+        geometry = geometry_of(decision, deployment, layers=layers)
+        longest = tokens_seen(geometry, known, causal=True)[1][1]
         if longest <= trained:
             return Suggestion(
                 window=size,
                 reason=f"the draft was trained on {trained} tokens ({source}); a longer window does not help, and "
-                f"{size}, rounded out to blocks of {alignment}, reads at most {longest}",
+                f"with {size} in blocks of {alignment} a query sees at most {longest}",
             )
     return Suggestion(
         window=None,
@@ -88,12 +93,15 @@ def warnings(
     if window is None:
         return
     yield from window.warnings
-    geometry = geometry_of(window, deployment)
-    if over := window.size % geometry.alignment:
-        below, above = window.size - over, window.size - over + geometry.alignment
+
+    def columns(size: int) -> list[int]:
+        return list(geometry_of(replace(window, size=size), deployment, layers=len(draft.windows)).columns)
+
+    alignment = math.lcm(*deployment.block_sizes)
+    if over := window.size % alignment:
+        below, above = window.size - over, window.size - over + alignment
         yield (
-            f"the window of {window.size} is not a multiple of the {geometry.alignment}-token alignment: it takes "
-            f"{list(geometry.columns)} table columns, as {above} takes "
-            f"{list(geometry_of(replace(window, size=above), deployment).columns)}"
-            + (f" and {below} {list(geometry_of(replace(window, size=below), deployment).columns)}" if below else "")
+            f"the window of {window.size} is not a multiple of the {alignment}-token alignment: it takes "
+            f"{columns(window.size)} table columns, as {above} takes {columns(above)}"
+            + (f" and {below} {columns(below)}" if below else "")
         )

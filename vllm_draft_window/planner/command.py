@@ -67,6 +67,10 @@ def main(
     async_scheduling: Annotated[
         bool, typer.Option(help="As given to vLLM: it then reserves cache for two steps in flight.")
     ] = True,
+    mask: Annotated[
+        bool,
+        typer.Option(help="The attention backend masks rows: FlashAttention, Triton and the CPU's; not vLLM-Ascend's."),
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     r"""Plan the draft window of a target and its draft, from their configs alone.
@@ -105,6 +109,7 @@ def main(
             trained_length=trained_length,
             kv_cache_bytes=None if kv_cache_gib is None else int(kv_cache_gib * (1 << 30)),
             batches_in_flight=2 if async_scheduling else 1,
+            can_mask=mask,
         )
         single = {"size": window, "sink_size": sink, "min_context": min_context, "reclaim": reclaim}
         options = json_object("--additional-config", additional_config)
@@ -139,6 +144,7 @@ def to_json(plan: "Plan", deployment: "Deployment") -> dict[str, Any]:
         "deployment": asdict(deployment),
         "window": asdict(plan.window) if plan.window else None,
         "off_because": plan.off_reason,
+        "masked": plan.masked,
         "tokens_seen": {"first_query": plan.first_query, "last_query": plan.last_query},
         "columns": list(plan.columns),
         "full_columns": list(deployment.full_columns),
@@ -160,6 +166,7 @@ def show(plan: "Plan", deployment: "Deployment", console: Console) -> None:
     facts.add_row("method, K", f"{deployment.method}, {deployment.num_speculative_tokens}")
     if plan.window:
         facts.add_row("window, sink, gate", f"{plan.window.size}, {plan.window.sink_size}, {plan.window.min_context}")
+        facts.add_row("mask per query row", "yes" if plan.masked else "no: whole blocks")
         facts.add_row("first query row sees", _tokens(plan.first_query))
         facts.add_row("last query row sees", _tokens(plan.last_query))
         columns = zip(deployment.block_sizes, plan.columns, deployment.full_columns, strict=True)

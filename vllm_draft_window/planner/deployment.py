@@ -13,7 +13,8 @@ from vllm_ascend.draft_window.config import (
     DraftWindow,
     facts_from_config,
 )
-from vllm_ascend.draft_window.geometry import WindowGeometry
+from vllm_ascend.draft_window.geometry import Rows, WindowGeometry
+from vllm_ascend.draft_window.window import rows_kept
 from vllm_draft_window.planner.checkpoints import Checkpoint
 
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -45,6 +46,7 @@ class Deployment:
         trained_length: tokens that the draft was trained on, where the user knows better than the config.
         kv_cache_bytes: memory of one rank for the KV cache, where it is known.
         batches_in_flight: 2 with async scheduling, else 1.
+        can_mask: the attention backend can show each query row its own window.
     """
 
     method: str
@@ -60,6 +62,7 @@ class Deployment:
     trained_length: int | None = None
     kv_cache_bytes: int | None = None
     batches_in_flight: int = 2
+    can_mask: bool = True
 
     @property
     def max_in_flight_tokens(self) -> int:
@@ -118,7 +121,8 @@ def facts(draft: Checkpoint, deployment: Deployment) -> DraftFacts:
     return replace(known, trained_length=deployment.trained_length or known.trained_length)
 
 
-def geometry_of(window: DraftWindow, deployment: Deployment) -> WindowGeometry:
+def geometry_of(window: DraftWindow, deployment: Deployment, *, layers: int) -> WindowGeometry:
+    """The engine's arithmetic for a draft of so many attention layers."""
     # The first forward of an autoregressive draft runs over prefill chunks; a draft model adds the newest token.
     chunk = min(deployment.max_num_batched_tokens, deployment.max_model_len) + (window.method == "draft_model")
     return WindowGeometry(
@@ -130,18 +134,23 @@ def geometry_of(window: DraftWindow, deployment: Deployment) -> WindowGeometry:
         max_model_len=deployment.max_model_len,
         max_queries=window.queries_per_request if window.method in PARALLEL_METHODS else chunk,
         max_lookahead=window.max_lookahead,
+        rows=rows_kept(window, layers=layers, can_mask=deployment.can_mask),
     )
 
 
 def tokens_seen(
-    window: DraftWindow, deployment: Deployment, known: DraftFacts, *, causal: bool
+    geometry: WindowGeometry, known: DraftFacts, *, causal: bool
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """Fewest and most tokens that a proposal's first and last query row see, over every place in a block.
 
     Where no sequence is long enough to be cropped, the longest one counts.
     """
-    geometry, steps = geometry_of(window, deployment), forwards(known)
+    steps = forwards(known)
     first, last = steps[0], steps[-1]
+    if geometry.rows is Rows.MASKED:  # where not causal, a row sees those behind it in its block, too
+        rows = geometry.window + (0 if causal else first.queries - 1), geometry.window
+        in_first, in_last = (min(row, geometry.limit) for row in rows)
+        return (in_first, in_first), (in_last, in_last)
     start = geometry.first_cropped(queries=first.queries, lookahead=first.lookahead)
     # [alignment] or fewer
     seq_lens = np.arange(start, start + geometry.alignment, dtype=np.int32)

@@ -19,7 +19,7 @@ from vllm_ascend.draft_window.config import (
     WindowOff,
     resolve,
 )
-from vllm_ascend.draft_window.geometry import WindowGeometry
+from vllm_ascend.draft_window.geometry import Rows, WindowGeometry
 from vllm_ascend.draft_window.inputs import WindowedInputs
 from vllm_ascend.draft_window.options import DraftWindowOptions
 from vllm_draft_window.planner.advice import Suggestion, suggest, warnings
@@ -54,13 +54,15 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """``first_query`` and ``last_query``: fewest and most tokens that those rows of a proposal see.
+    """``first_query`` and ``last_query``: fewest and most tokens that those rows of a proposal see; one number where
+    the backend masks (``masked``).
 
     ``reclaim`` is what ``draft_window_reclaim`` does or would do.
     """
 
     window: DraftWindow | None
     off_reason: str | None
+    masked: bool
     columns: tuple[int, ...]
     draft_kv_bytes_per_token: int
     target_kv_bytes_per_token: int
@@ -89,7 +91,8 @@ def make_plan(
     if over := [context for context in contexts if context > deployment.max_model_len]:
         raise ValueError(f"the context of {over[0]} tokens is above max_model_len={deployment.max_model_len}")
     known = facts(draft, deployment)
-    suggestion = suggest(target, deployment, known)
+    layers = len(draft.windows)
+    suggestion = suggest(target, deployment, known, layers=layers)
     options = {key: value for key, value in options.items() if value is not None}
     # Where no size is given or suggested, the other options are checked all the same.
     given = DraftWindowOptions.from_additional_config({"draft_window_size": suggestion.window or 1, **options})
@@ -98,9 +101,10 @@ def make_plan(
     if "draft_window_size" in options or suggestion.window is not None:
         decision = resolve(given, known)
 
-    geometry = geometry_of(decision, deployment) if isinstance(decision, DraftWindow) else None
+    geometry = geometry_of(decision, deployment, layers=layers) if isinstance(decision, DraftWindow) else None
     if geometry and isinstance(decision, DraftWindow):  # as the engine does once it knows its blocks
-        decision = decision.covers(geometry.limit, block_size=geometry.alignment) or decision
+        whole_blocks = 1 if geometry.rows is Rows.MASKED else geometry.alignment
+        decision = decision.covers(geometry.limit, block_size=whole_blocks) or decision
     window = decision if isinstance(decision, DraftWindow) else None
     cache = plan_cache(target, draft, deployment, window, contexts) if window else None
     if window and window.reclaim and cache and cache.refused:
@@ -108,11 +112,12 @@ def make_plan(
     if window is None:
         geometry = None
     first = last = None
-    if window:
-        first, last = tokens_seen(window, deployment, known, causal=draft.causal)
+    if geometry:
+        first, last = tokens_seen(geometry, known, causal=draft.causal)
     return Plan(
         window=window,
         off_reason=decision.reason if isinstance(decision, WindowOff) else None,
+        masked=geometry is not None and geometry.rows is Rows.MASKED,
         columns=geometry.columns if geometry else deployment.full_columns,
         draft_kv_bytes_per_token=draft.kv_bytes_per_token(deployment.element_bytes, deployment.tensor_parallel_size),
         target_kv_bytes_per_token=target.kv_bytes_per_token(deployment.element_bytes, deployment.tensor_parallel_size),

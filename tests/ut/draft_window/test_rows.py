@@ -10,8 +10,11 @@ pytest.importorskip("vllm")
 from vllm.v1.attention.backends import flash_attn
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl, FlashAttentionMetadataBuilder
+from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
+from vllm.v1.attention.ops.triton_unified_attention import unified_attention
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
+from tests.e2e.recorder import attention
 from vllm_ascend.draft_window.config import DraftWindow
 from vllm_ascend.draft_window.geometry import Rows
 from vllm_ascend.draft_window.seams import vllm as versions
@@ -42,6 +45,11 @@ def flash(window=(-1, -1)):
 
 def on_cpu():
     return bare(CPUAttentionBackendImpl, sliding_window=-1), SimpleNamespace(window_size=-1), FULL
+
+
+def triton(window=None):
+    shape = {"num_heads": 2, "num_kv_heads": 1, "head_size": 32, "scale": 32**-0.5}
+    return TritonAttentionImpl(**shape, alibi_slopes=None, sliding_window=window, kv_cache_dtype="auto"), None, FULL
 
 
 def speculator(*draft, target=()):
@@ -76,6 +84,7 @@ def window(*, lookahead=0, sink=0, gate=0):
         ([on_cpu()], window(), Rows.MASKED),
         ([flash(), flash()], window(lookahead=3), Rows.MASKED),
         ([flash(), flash((47, 0))], window(), Rows.MASKED),
+        ([triton()], window(), Rows.MASKED),
         ([flash()], window(sink=4), Rows.NEWEST),
         ([flash()], window(gate=1), Rows.NEWEST),
         ([flash(), (AnotherImpl(), None, FULL)], window(), Rows.NEWEST),
@@ -126,3 +135,44 @@ def test_mask_of_flash_attention(layers_of_the_engine):
     assert target[1].aot_schedule and target[1].aot_sliding_window == (-1, -1)
     found.mask_rows(W)  # again, as after a profiling run
     assert target[1].aot_sliding_window == (-1, -1)
+
+
+def test_mask_of_triton_attention_is_what_a_sliding_layer_is_built_with():
+    draft, native = triton(), triton(W)
+    speculator(draft).mask_rows(W)
+    assert vars(draft[0]) == vars(native[0]) != vars(triton()[0])
+
+
+@pytest.mark.parametrize(
+    ("causal", "queries", "lengths"),
+    [(True, (5, 1, 40), (200, 70, 90)), (False, (7, 7), (200, 30)), (True, (1, 1), (200, 30))],
+    ids=["chunks", "non-causal", "decode"],
+)
+def test_triton_attention_with_a_mask_sees_exactly_the_window(causal, queries, lengths):
+    """Upstream's kernel, interpreted; non-causal rows see those of their own block that come behind them, too."""
+    impl, _, _ = layer = triton()
+    speculator(layer).mask_rows(24)
+    torch.manual_seed(0)
+    columns = [-(-length // 16) for length in lengths]
+    blocks = torch.randperm(sum(columns)).int().split(columns)
+    table = torch.zeros(len(lengths), max(columns), dtype=torch.int32)
+    for row, ids in zip(table, blocks, strict=True):
+        row[: len(ids)] = ids
+    keys, values = torch.randn(2, sum(columns), 16, 1, 32)
+    starts = torch.tensor([0, *queries]).cumsum(0, dtype=torch.int32)
+    query, out = torch.randn(2, sum(queries), 2, 32)
+    segments = {} if max(queries) > 1 else {  # where upstream splits long contexts
+        "seq_threshold_3D": 8, "num_par_softmax_segments": 16, "softmax_segm_output": torch.empty(8, 2, 16, 32),
+        "softmax_segm_max": torch.empty(8, 2, 16), "softmax_segm_expsum": torch.empty(8, 2, 16),
+    }  # fmt: skip
+    unified_attention(
+        q=query, k=keys, v=values, out=out, block_table=table, cu_seqlens_q=starts, max_seqlen_q=max(queries),
+        seqused_k=torch.tensor(lengths, dtype=torch.int32), max_seqlen_k=max(lengths), softmax_scale=impl.scale,
+        causal=causal, window_size=impl.sliding_window, softcap=0, q_descale=None, k_descale=None, v_descale=None,
+        **segments,
+    )  # fmt: skip
+    for row, (length, ids) in enumerate(zip(lengths, blocks, strict=True)):
+        own = slice(starts[row], starts[row + 1])
+        key, value = (cache[ids.long()].flatten(0, 1)[:length] for cache in (keys, values))
+        expected = attention(query[own], key, value, scale=impl.scale, causal=causal, sliding_window=24)
+        torch.testing.assert_close(out[own], expected)

@@ -29,6 +29,17 @@ def plan(*arguments, target=PAIR / "target", draft=PAIR / "draft", status=0):
     return json.loads(result.stdout) if status == 0 else result.stderr
 
 
+def masks(mask, sink, gate):
+    """Whether rows are masked, and what tells the planner so; nothing else may be wanted of the window."""
+    return mask and not sink and not gate, "--mask" if mask else "--no-mask"
+
+
+def seen_by_row(seq_len, window, *, queries, row, causal):
+    """Tokens that a masked query row sees, counted one by one."""
+    position = seq_len - queries + row
+    return sum(position - window < token <= (position if causal else seq_len) for token in range(seq_len))
+
+
 def edited(folder: Path, name: str, **changes) -> Path:
     """A copy of one of the demo pair's configs with some keys changed; ``None`` removes a key."""
     values = json.loads((PAIR / name / "config.json").read_text()) | changes
@@ -54,15 +65,18 @@ SHAPES = [
 
 @pytest.mark.parametrize(("window", "sink", "gate", "block_sizes", "length"), SHAPES)
 @pytest.mark.parametrize("causal", [False, True], ids=["non-causal", "causal"])
-def test_tokens_seen_are_the_oracles(window, sink, gate, block_sizes, length, causal, tmp_path):
+@pytest.mark.parametrize("mask", [False, True], ids=["whole-blocks", "masked"])
+def test_tokens_seen_are_the_oracles(window, sink, gate, block_sizes, length, causal, mask, tmp_path):
+    masked, mask = masks(mask, sink, gate)
     draft = edited(tmp_path, "draft", dflash_config={"causal": causal})
     contexts = sorted({10, window - QUERIES, window, window + 17, 3 * length // 4, length - QUERIES, length} - {0})
     shape = [option for size in block_sizes for option in ("--block-size", size)]
     found = plan(
-        *("--window", window, "--sink", sink, "--min-context", gate, "--max-model-len", length, *shape),
+        *("--window", window, "--sink", sink, "--min-context", gate, "--max-model-len", length, *shape, mask),
         *(option for context in contexts for option in ("--context", context)),
         draft=draft,
     )
+    assert found["masked"] == masked
     case = Case(
         window=window,
         sink=sink,
@@ -71,11 +85,16 @@ def test_tokens_seen_are_the_oracles(window, sink, gate, block_sizes, length, ca
         full_columns=tuple(found["full_columns"]),
         max_model_len=length,
         queries=QUERIES,
+        masked=masked,
     )
     for read in found["reads"]:
         assert read["tokens_on"] == windowed_length(case, read["context"] + QUERIES)
         assert read["tokens_off"] == min(read["context"] + QUERIES, length)
 
+    if masked:
+        rows = [seen_by_row(case.limit, window, queries=QUERIES, row=row, causal=causal) for row in (0, QUERIES - 1)]
+        assert found["tokens_seen"] == {"first_query": [rows[0]] * 2, "last_query": [rows[1]] * 2}
+        return
     # Every place in a block, on the longest contexts.
     places = min(case.limit, math.lcm(*block_sizes))
     visible = {s: visible_tokens(case, s) for s in range(case.limit - places + 1, case.limit + 1)}
@@ -86,13 +105,20 @@ def test_tokens_seen_are_the_oracles(window, sink, gate, block_sizes, length, ca
 
 
 @pytest.mark.parametrize(("window", "sink", "gate", "block_sizes", "length"), SHAPES)
-def test_tokens_seen_by_an_autoregressive_draft_are_the_oracles(window, sink, gate, block_sizes, length, tmp_path):
-    """All forwards of a proposal share one start; the first runs over the verified tokens."""
-    draft = edited(tmp_path, "draft", architectures=["LlamaForCausalLMEagle3"], dflash_config=None)
+@pytest.mark.parametrize(
+    ("mask", "layers"), [(False, 1), (False, 2), (True, 2)], ids=["whole-blocks", "whole-blocks-two-layers", "masked"]
+)
+def test_tokens_seen_by_an_autoregressive_draft_are_the_oracles(
+    window, sink, gate, block_sizes, length, mask, layers, tmp_path
+):
+    """Without a mask all forwards of a proposal share one start; the first runs over the verified tokens."""
+    masked, mask = masks(mask, sink, gate)
+    changes = dict(architectures=["LlamaForCausalLMEagle3"], dflash_config=None, num_hidden_layers=layers)
+    draft = edited(tmp_path, "draft", **changes, layer_types=None)
     shape = [option for size in block_sizes for option in ("--block-size", size)]
     contexts = sorted({10, window, 3 * length // 4, length - 20, length})
     found = plan(
-        *("--window", max(window, 8), "--sink", sink, "--min-context", gate, "--max-model-len", length, *shape),
+        *("--window", max(window, 8), "--sink", sink, "--min-context", gate, "--max-model-len", length, *shape, mask),
         *(option for context in contexts for option in ("--context", context)),
         draft=draft,
     )
@@ -108,6 +134,8 @@ def test_tokens_seen_by_an_autoregressive_draft_are_the_oracles(window, sink, ga
             queries=8 if step == 0 else 1,
             lookahead=7 - step,
             first_lookahead=7,
+            keeps_every_row=layers > 1,
+            masked=masked,
         )
         for step in range(7)
     ]
@@ -115,6 +143,9 @@ def test_tokens_seen_by_an_autoregressive_draft_are_the_oracles(window, sink, ga
         lengths = [windowed_length(case, read["context"] + 8 + step) for step, case in enumerate(steps)]
         assert read["tokens_on"] == lengths[-1]
         assert read["draft_on"] == sum(lengths) * found["draft_kv_bytes_per_token"]
+    if masked:
+        assert found["tokens_seen"] == {key: [min(max(window, 8), length)] * 2 for key in ("first_query", "last_query")}
+        return
     # Long enough to be cropped, and every later step still below the limit.
     verified = range(max(length - 6 - 128, 1), length - 6)
     if all(windowed_length(steps[0], s) < s for s in verified):
@@ -142,8 +173,6 @@ def test_figures_are_the_engines(options, max_model_len, max_num_seqs):
 
     context, block_size, drafted = 600, 32, []
     reclaims = options.get("draft_window_reclaim", False)
-    # The planner plans for any backend; with a gate, however low, this one does not mask rows on top of the crop.
-    options = {"draft_window_min_context": 1} | options
     with Engine(
         speculative_config=DEMO_SPECULATION,
         additional_config=options,
@@ -235,16 +264,17 @@ def test_nested_config(tmp_path):
     ("changes", "arguments", "window", "words"),
     [
         ({}, (), 2048, "does not tell"),
-        ({}, ("--trained-length", 512), 496, "reads at most 511"),
-        ({}, ("--trained-length", 4096, "--block-size", 64), 4032, "reads at most 4095"),
+        ({}, ("--trained-length", 512), 512, "sees at most 512"),
+        ({}, ("--trained-length", 512, "--no-mask"), 496, "sees at most 511"),
+        ({}, ("--trained-length", 4096, "--block-size", 64, "--no-mask"), 4032, "sees at most 4095"),
         ({}, ("--trained-length", 16384), None, "no window needed"),
         ({}, ("--max-model-len", 2000), None, "covers max_model_len"),
         ({}, ("--trained-length", 100, "--block-size", 128), None, "whole blocks"),
-        ({"max_position_embeddings": 4096}, (), 4080, "the draft's config"),
+        ({"max_position_embeddings": 4096}, (), 4096, "the draft's config"),
         (
             {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}},
             (),
-            4080,
+            4096,
             "trained on 4096 tokens",
         ),
         (SLIDING, (), None, "sliding window of its own"),
@@ -272,7 +302,7 @@ def test_suggestion(changes, arguments, window, words, tmp_path):
         ),
         ({"max_position_embeddings": 256}, ("-w", 512), "512 tokens is above the 256 that the draft was trained on"),
         ({}, ("-w", 512, "--trained-length", 256), "512 tokens is above the 256 that the draft was trained on"),
-        ({}, ("-w", 500), "takes [33] table columns, as 512 takes [33] and 496 [32]"),
+        ({}, ("-w", 500), "takes [33] table columns, as 512 takes [34] and 496 [33]"),
     ],
 )
 def test_warnings(changes, arguments, words, tmp_path):
@@ -287,8 +317,9 @@ def test_window_off_says_why():
 
 def test_window_that_large_blocks_round_out_to_everything():
     blocks = ("--block-size", 480, "--block-size", 864)
-    found = plan("--window", 512, "--max-model-len", 4800, *blocks)
+    found = plan("--window", 512, "--max-model-len", 4800, *blocks, "--no-mask")
     assert found["window"] is None and "in whole blocks of 4320 tokens" in found["off_because"]
+    assert plan("--window", 512, "--max-model-len", 4800, *blocks)["tokens_seen"]["last_query"] == [512, 512]
     assert plan("--window", 512, "--max-model-len", 8192, *blocks)["window"]["size"] == 512
 
 
@@ -399,6 +430,6 @@ def test_as_a_command_without_vllm(tmp_path):
         env=os.environ | {"COLUMNS": "120", "PYTHONPATH": str(ROOT)},
         check=True,
     )
-    assert "33 of 1024" in result.stdout and "Suggested window" in result.stdout
+    assert "34 of 1024" in result.stdout and "Suggested window" in result.stdout
     assert "vllm_ascend.draft_window.geometry" in result.stderr
     assert " vllm.config" not in result.stderr

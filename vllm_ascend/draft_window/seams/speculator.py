@@ -26,7 +26,7 @@ from ..inputs import Bind
 from ..positions import DraftPositions
 from ..ranks import agree
 from ..startup import decide, report_in_force, report_off
-from ..window import Counters, WindowedDraft
+from ..window import Counters, WindowedDraft, rows_kept
 from . import vllm as versions
 
 Metadata = dict[str, Any] | None
@@ -157,11 +157,8 @@ class SpeculatorSeam(Speculator):
     def rows_with(self, in_force: DraftWindow) -> Rows:
         """Which query rows keep their window: all, by a mask, where the backend has one and nothing else is wanted."""
         layers = list(self.draft_layers())
-        whole = not (in_force.sink_size or in_force.min_context)
-        if whole and all(versions.can_mask(layer, group.kv_cache_spec) for layer, group in layers):
-            return Rows.MASKED
-        # A parallel drafter's keys and values come from the target's states, not from its own attention.
-        return Rows.EVERY if in_force.max_lookahead and len(layers) > 1 else Rows.NEWEST
+        can_mask = all(versions.can_mask(layer, group.kv_cache_spec) for layer, group in layers)
+        return rows_kept(in_force, layers=len(layers), can_mask=can_mask)
 
     def mask_rows(self, window: int) -> None:
         """Layers that slide anyway keep their own window, which is not above this one."""

@@ -43,6 +43,9 @@ _TESTED = frozenset(
         "StandaloneARSpeculator",
     }
 )
+# Attention implementations whose sliding window is read at each forward or build. FlashInfer's is part of what it plans,
+# in its builder and in wrappers.
+_MASKING = frozenset({"CPUAttentionBackendImpl", "FlashAttentionImpl", "TritonAttentionImpl"})
 # What the seams override or call, and the parameters that they name. BASE is the class that gave the kind.
 _BY_SIZES = {"DraftModelSpeculator._build_draft_attn_metadata": "num_reqs num_reqs_padded num_tokens_padded"}
 _BY_DESCRIPTOR = {
@@ -162,9 +165,7 @@ def kv_cache_grouping() -> Any:
 
 def can_mask(layer: Any, spec: Any) -> bool:
     """Whether a draft layer's attention can be given a sliding window after it was built, or has one."""
-    return type(layer.impl).__name__ in ("CPUAttentionBackendImpl", "FlashAttentionImpl") and not hasattr(
-        spec, "kv_cache_specs"
-    )
+    return type(layer.impl).__name__ in _MASKING and not hasattr(spec, "kv_cache_specs")
 
 
 def mask(layer: Any, builder: Any, window: int) -> None:
@@ -174,6 +175,9 @@ def mask(layer: Any, builder: Any, window: int) -> None:
     """
     if type(layer.impl).__name__ == "CPUAttentionBackendImpl":
         layer.impl.sliding_window = builder.window_size = window
+        return
+    if type(layer.impl).__name__ == "TritonAttentionImpl":
+        layer.impl.sliding_window = (window - 1, 0)
         return
     builder.aot_schedule = False  # it would be made for full attention; a windowed draft has no long contexts
     if release() < (0, 28):
