@@ -148,9 +148,9 @@ def tokens_seen(
     steps = forwards(known)
     first, last = steps[0], steps[-1]
     if geometry.rows is Rows.MASKED:  # where not causal, a row sees those behind it in its block, too
-        rows = geometry.window + (0 if causal else first.queries - 1), geometry.window
-        in_first, in_last = (min(row, geometry.limit) for row in rows)
-        return (in_first, in_first), (in_last, in_last)
+        of_first = min(geometry.window + (0 if causal else first.queries - 1), geometry.limit)
+        of_last = min(geometry.window, geometry.limit)
+        return (of_first, of_first), (of_last, of_last)
     start = geometry.first_cropped(queries=first.queries, lookahead=first.lookahead)
     # [alignment] or fewer
     seq_lens = np.arange(start, start + geometry.alignment, dtype=np.int32)

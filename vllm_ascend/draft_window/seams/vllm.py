@@ -43,8 +43,7 @@ _TESTED = frozenset(
         "StandaloneARSpeculator",
     }
 )
-# Attention implementations whose sliding window is read at each forward or build. FlashInfer's is part of what it plans,
-# in its builder and in wrappers.
+# Attention that reads its sliding window at each forward or build. FlashInfer plans with it, in builder and wrappers.
 _MASKING = frozenset({"CPUAttentionBackendImpl", "FlashAttentionImpl", "TritonAttentionImpl"})
 # What the seams override or call, and the parameters that they name. BASE is the class that gave the kind.
 _BY_SIZES = {"DraftModelSpeculator._build_draft_attn_metadata": "num_reqs num_reqs_padded num_tokens_padded"}
