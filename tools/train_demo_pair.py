@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train the demo pair: a byte-level Qwen3 target and drafts that only ever saw short contexts.
 
-Needs torch, numpy and safetensors and no network; about six minutes on one GPU::
+Needs torch, transformers and safetensors and no network; about six minutes on one GPU::
 
     python -m tools.train_demo_pair --out demo-pair
 
@@ -24,11 +24,8 @@ import torch
 from tools.demo_pair import DRAFT_FOLDERS
 from tools.demo_pair.card import acceptance_table, model_card
 from tools.demo_pair.corpus import Corpus, load_corpus, standard_library
-from tools.demo_pair.dspark import DSparkConfig, DSparkDraft
-from tools.demo_pair.eagle3 import Eagle3Config, Eagle3Draft
-from tools.demo_pair.export import load_target, round_to_bfloat16, save_draft, save_target
-from tools.demo_pair.layers import ModelConfig
-from tools.demo_pair.modeling import BOS_TOKEN_ID, MASK_TOKEN_ID, Draft, Target
+from tools.demo_pair.export import load_target, new_draft, round_to_bfloat16, save_draft, save_target
+from tools.demo_pair.modeling import BOS_TOKEN_ID, MASK_TOKEN_ID, Draft, Target, new_target
 from tools.demo_pair.simulate import accepted_lengths, nats_per_byte
 from tools.demo_pair.training import Budget, Outcome, train_draft, train_target
 
@@ -48,11 +45,12 @@ def main() -> None:
 
     torch.manual_seed(args.seed)
     if args.target_from:
-        target = load_target(args.target_from / "target").to(device)
+        target: Any = load_target(args.target_from / "target")
         metrics = json.loads((args.target_from / "metrics.json").read_text())
     else:
-        target = Target(ModelConfig(num_layers=4)).to(device)
+        target = new_target()
         metrics = {"bos_token_id": BOS_TOKEN_ID, "mask_token_id": MASK_TOKEN_ID, "drafts": {}}
+    target.to(device)
     if args.compile:
         target.compile()
     if not args.target_from:
@@ -60,8 +58,7 @@ def main() -> None:
     target.requires_grad_(False)
 
     torch.manual_seed(args.seed + 1)
-    draft: Draft = DSparkDraft(DSparkConfig()) if args.method == "dspark" else Eagle3Draft(Eagle3Config())
-    draft.to(device)
+    draft = new_draft(args.method).to(device)
     draft.start_from(target)
     if args.compile:
         draft.compile()
@@ -90,7 +87,11 @@ def main() -> None:
 
 
 def _train_target(
-    args: argparse.Namespace, target: Target, corpus: Corpus, train_stream: torch.Tensor, held_out: torch.Tensor
+    args: argparse.Namespace,
+    target: Target,
+    corpus: Corpus,
+    train_stream: torch.Tensor,
+    held_out: torch.Tensor,
 ) -> dict[str, Any]:
     """Train and write the target; returns its record."""
     sizes = {"context": args.target_context, "batch": args.target_batch}
@@ -117,13 +118,13 @@ def _train_draft(
     outcome = train_draft(draft, target, train_stream, **sizes, **learning)
     round_to_bfloat16(draft)
     # Written before the measurement, so that a failure there does not lose the training.
-    size = save_draft(draft, args.out / DRAFT_FOLDERS[args.method], num_target_layers=target.config.num_layers)
+    size = save_draft(draft, args.out / DRAFT_FOLDERS[args.method])
     return (
         _record(draft, outcome, size)
         | sizes
         | {
-            "num_draft_tokens": draft.config.num_draft_tokens,
-            "target_layer_ids": list(draft.config.target_layer_ids),
+            "num_draft_tokens": draft.num_draft_tokens,
+            "target_layer_ids": [i - 1 for i in draft.features],
             "evaluation": {"prompts": args.eval_prompts, "tokens": args.eval_tokens},
             "run": _run_record(args, corpus),
         }

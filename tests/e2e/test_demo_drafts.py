@@ -11,9 +11,7 @@ import torch
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from tools.demo_pair import DEMO_PAIR, DRAFT_FOLDERS, demo_prompts
-from tools.demo_pair.dspark import DSparkConfig, DSparkDraft
-from tools.demo_pair.eagle3 import Eagle3Config, Eagle3Draft
-from tools.demo_pair.export import load_draft, load_target, round_to_bfloat16, save_draft
+from tools.demo_pair.export import load_draft, load_target, new_draft, round_to_bfloat16, save_draft
 from tools.demo_pair.simulate import draft_everywhere, generate, sight
 from tools.demo_pair.training import Budget, train_draft
 from vllm_draft_window.measuring.engine import Engine
@@ -37,7 +35,7 @@ def trained(draft, target, folder):
     sizes = {"context": 48, "batch": 4, "anchors": 16, "loss_decay": 0.85, "seed": 0, "learning_rate": 3e-3}
     train_draft(draft, target, text, budget=Budget(seconds=0, steps=30), **sizes)
     round_to_bfloat16(draft)
-    save_draft(draft, folder, num_target_layers=4)
+    save_draft(draft, folder)
     return folder
 
 
@@ -65,11 +63,10 @@ def proposals(engine, prompts):
 
 @pytest.mark.parametrize("method", DRAFT_FOLDERS)
 def test_proposals_are_those_of_vllm(method, target, tmp_path):
-    draft = {"dspark": DSparkDraft(DSparkConfig()), "eagle3": Eagle3Draft(Eagle3Config())}[method]
-    folder = trained(draft, target, tmp_path / method)
+    folder = trained(new_draft(method), target, tmp_path / method)
     draft = load_draft(folder)
     prompts = [prompt[-length:] for prompt, length in zip(demo_prompts(3, 256), LENGTHS, strict=True)]
-    size = draft.config.num_draft_tokens
+    size = draft.num_draft_tokens
     with Engine(
         speculative_config={"method": method, "model": str(folder), "num_speculative_tokens": size},
         max_model_len=256,
@@ -81,11 +78,12 @@ def test_proposals_are_those_of_vllm(method, target, tmp_path):
     assert sum(measured.accepted_per_position) > 0
     compared = 0
     for prompt, output, own in zip(prompts, measured.tokens, recorded, strict=True):
-        assert list(output) == generate(target, torch.tensor([prompt]), MAX_TOKENS)[0].tolist()
+        assert list(output) == generate(target, torch.tensor([prompt]), MAX_TOKENS)[0][0].tolist()
         # [1, T]
         tokens = torch.tensor([[*prompt, *output]])
         with torch.inference_mode():
-            context = draft.context(draft.select_features(target(tokens[:, :-1])[1]), tokens)
+            hidden_states = target(tokens[:, :-1], output_hidden_states=True).hidden_states
+            context = draft.context(draft.select_features(hidden_states), tokens)
         expected = draft_everywhere(draft, context, tokens, first=len(prompt), seen=sight())[0].tolist()
         for anchor, drafts in own:
             # vLLM also drafts after tokens beyond the last that was asked for

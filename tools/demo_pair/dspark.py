@@ -10,30 +10,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
-from .layers import KeyValue, RMSNorm, init_weights, layers_of, rope_tables, stack
-from .modeling import MASK_TOKEN_ID, Draft, DraftConfig
+from .layers import KeyValue, init_weights, key_value, layer_output, query
+from .modeling import MASK_TOKEN_ID, SIZES, TARGET_LAYERS, Draft
+
+# vLLM's numbering: the output of layer i enters layer i + 1.
+_FEATURES = {"mask_token_id": MASK_TOKEN_ID, "target_layer_ids": [i - 1 for i in Draft.features]}
 
 
-@dataclass(frozen=True)
-class DSparkConfig(DraftConfig):
-    """Draft sizes plus the DSpark keys."""
-
-    num_layers: int = 2
-    markov_rank: int = 32
+def dspark_config() -> Qwen3Config:
+    """Sizes, and what vLLM needs to know of a DSpark draft."""
+    keys: dict[str, Any] = {
+        "architectures": ["Qwen3DSparkModel"],
+        "num_hidden_layers": 2,
+        "block_size": Draft.num_draft_tokens,
+        "markov_head_type": "vanilla",
+        "markov_rank": 32,
+        "num_target_layers": TARGET_LAYERS,
+        "sample_from_anchor": True,
+        # vLLM 0.26 sizes the draft's `fc` by the layers named here.
+        "dflash_config": _FEATURES,
+    }
+    return Qwen3Config(**SIZES | _FEATURES | keys)
 
 
 class MarkovHead(nn.Module):
     """Low-rank bias from the previously drafted token."""
 
-    def __init__(self, config: DSparkConfig) -> None:
+    def __init__(self, vocab: int, rank: int) -> None:
         super().__init__()
-        self.markov_w1 = nn.Embedding(config.vocab_size, config.markov_rank)
-        self.markov_w2 = nn.Linear(config.markov_rank, config.vocab_size, bias=False)
+        self.markov_w1 = nn.Embedding(vocab, rank)
+        self.markov_w2 = nn.Linear(rank, vocab, bias=False)
 
     def forward(self, previous: torch.Tensor) -> torch.Tensor:
         return self.markov_w2(self.markov_w1(previous))
@@ -42,36 +55,36 @@ class MarkovHead(nn.Module):
 class DSparkDraft(Draft):
     """DSpark draft whose anchor predicts the first draft token (``sample_from_anchor``)."""
 
-    config: DSparkConfig
-
-    def __init__(self, config: DSparkConfig) -> None:
+    def __init__(self, config: Qwen3Config) -> None:
         super().__init__(config)
-        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.layers = stack(config)
+        self.hidden_norm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(Qwen3DecoderLayer(config, i) for i in range(config.num_hidden_layers))
         # vLLM normalizes the context keys of all layers in one call with stacked weights. Its CPU kernel applies the
         # first layer's weight to every layer (seen in 0.27.1 and 0.32); a shared weight makes every backend agree.
-        first, *others = layers_of(self.layers)
-        for layer in others:
-            layer.self_attn.k_norm = first.self_attn.k_norm
-        self.markov_head = MarkovHead(config)
-        init_weights(self, num_layers=config.num_layers)
+        for attention in self._attentions():
+            attention.k_norm = self._attentions()[0].k_norm
+        self.markov_head = MarkovHead(config.vocab_size, config.markov_rank)
+        init_weights(self, num_layers=config.num_hidden_layers)
+
+    def _attentions(self) -> list[Any]:
+        return [layer.self_attn for layer in self.layers]
 
     def context(self, features: torch.Tensor, tokens: torch.Tensor) -> list[KeyValue]:
         """K and V of every layer, each ``[B, kv_heads, T, head_dim]``; the tokens themselves play no part."""
-        rope = rope_tables(torch.arange(features.shape[1], device=features.device), self.config)
+        rope = self.rope(torch.arange(features.shape[1], device=features.device)[None])
         # [B, T, hidden]
         context = self.hidden_norm(self.fc(features))
-        return [layer.self_attn.key_value(context, rope) for layer in layers_of(self.layers)]
+        return [key_value(attention, context, rope) for attention in self._attentions()]
 
     def forward(
         self, context: list[KeyValue], known: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor
     ) -> torch.Tensor:
         # [B, A, N, vocab]
         base = self.lm_head(self._block_output(context, known[:, :, 0], positions, visible))
-        if known.shape[-1] == self.config.num_draft_tokens:
+        if known.shape[-1] == self.num_draft_tokens:
             return base + self.markov_head(known)
         logits = [base[:, :, 0] + self.markov_head(known[:, :, 0])]
-        for step in range(1, self.config.num_draft_tokens):
+        for step in range(1, self.num_draft_tokens):
             logits.append(base[:, :, step] + self.markov_head(logits[-1].argmax(-1)))
         return torch.stack(logits, dim=2)
 
@@ -85,22 +98,22 @@ class DSparkDraft(Draft):
     ) -> torch.Tensor:
         """Normed output of ``A`` independent query blocks per row, ``[B, A, N, hidden]``."""
         batch, num_anchors = anchors.shape
-        size = self.config.num_draft_tokens
+        size = self.num_draft_tokens
         mask = block_mask(visible, size)
         # [B, A, N]
         tokens = torch.full((batch, num_anchors, size), MASK_TOKEN_ID, device=anchors.device)
         tokens[:, :, 0] = anchors
         # [B or 1, A * N]
         query_positions = (positions[:, :, None] + torch.arange(size, device=anchors.device)).flatten(1)
-        rope = rope_tables(query_positions, self.config)
+        rope = self.rope(query_positions)
         # [B, A * N, hidden]
         x = self.embed_tokens(tokens.flatten(1))
-        for layer, (context_k, context_v) in zip(layers_of(self.layers), context, strict=True):
+        layer: Any
+        for layer, (context_k, context_v) in zip(self.layers, context, strict=True):
             normed = layer.input_layernorm(x)
-            k, v = layer.self_attn.key_value(normed, rope)
+            k, v = key_value(layer.self_attn, normed, rope)
             k, v = torch.cat([context_k, k], dim=2), torch.cat([context_v, v], dim=2)
-            x = x + layer.self_attn.attend(layer.self_attn.query(normed, rope), k, v, mask=mask)
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
+            x = layer_output(layer, x, query(layer.self_attn, normed, rope), k, v, mask)
         return self.norm(x).unflatten(1, (num_anchors, size))
 
 

@@ -15,20 +15,27 @@ One layer only: K and V of the context then depend on nothing that a window chan
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
-from .layers import KeyValue, Layer, RMSNorm, Rope, init_weights, rope_tables
-from .modeling import Draft, DraftConfig
+from .layers import KeyValue, init_weights, key_value, layer_output, query
+from .modeling import SIZES, Draft
 
 
-@dataclass(frozen=True)
-class Eagle3Config(DraftConfig):
-    """A Llama layer; one layer leaves room for a wide MLP."""
-
-    num_layers: int = 1
-    intermediate_size: int = 1536
-    qk_norm: bool = False
+def eagle3_config() -> LlamaConfig:
+    """Sizes, and what vLLM needs to know of an EAGLE3 draft; one layer leaves room for a wide MLP."""
+    keys: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "num_hidden_layers": 1,
+        "intermediate_size": 1536,
+        "draft_vocab_size": SIZES["vocab_size"],
+        "eagle_aux_hidden_state_layer_ids": list(Draft.features),
+    }
+    return LlamaConfig(**SIZES | keys)
 
 
 @dataclass(frozen=True)
@@ -39,12 +46,17 @@ class Eagle3Context:
     key_value: KeyValue
 
 
-class Eagle3Layer(Layer):
+class Eagle3Layer(LlamaDecoderLayer):
     """A Llama layer whose attention also reads the embedding."""
 
-    def __init__(self, config: Eagle3Config) -> None:
-        super().__init__(config, attention_input_size=2 * config.hidden_size)
-        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config, layer_idx=0)
+        self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        attention = self.self_attn
+        for name in ("q_proj", "k_proj", "v_proj"):
+            size = getattr(attention, name).out_features
+            setattr(attention, name, nn.Linear(2 * config.hidden_size, size, bias=False))
+        attention.q_norm = attention.k_norm = nn.Identity()
 
     def attention_input(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """``[B, T, 2 * hidden]``."""
@@ -54,19 +66,17 @@ class Eagle3Layer(Layer):
 class Eagle3Draft(Draft):
     """EAGLE3 draft, unrolled over its own hidden states as in drafting ("training-time test")."""
 
-    config: Eagle3Config
-
-    def __init__(self, config: Eagle3Config) -> None:
+    def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
         self.midlayer = Eagle3Layer(config)
-        init_weights(self, num_layers=config.num_layers)
+        init_weights(self, num_layers=config.num_hidden_layers)
 
     def context(self, features: torch.Tensor, tokens: torch.Tensor) -> Eagle3Context:
         # The residual stream stays in float32 under autocast.
         hidden = self.fc(features).float()
-        rope = rope_tables(torch.arange(hidden.shape[1], device=hidden.device), self.config)
+        rope = self.rope(torch.arange(hidden.shape[1], device=hidden.device)[None])
         inputs = self.midlayer.attention_input(self.embed_tokens(tokens[:, 1:]), hidden)
-        return Eagle3Context(hidden, self.midlayer.self_attn.key_value(inputs, rope))
+        return Eagle3Context(hidden, key_value(self.midlayer.self_attn, inputs, rope))
 
     def forward(
         self,
@@ -89,31 +99,17 @@ class Eagle3Draft(Draft):
         # [B, A]
         token = known[:, :, 0]
         logits: list[torch.Tensor] = []
-        for step in range(self.config.num_draft_tokens):
-            rope = rope_tables(positions - 1 + step, self.config)
+        for step in range(self.num_draft_tokens):
+            rope = self.rope(positions - 1 + step)
             inputs = self.midlayer.attention_input(self.embed_tokens(token), hidden)
             if step > 0:
-                new_k, new_v = attention.key_value(inputs, rope)
+                new_k, new_v = key_value(attention, inputs, rope)
                 k, v = torch.cat([k, new_k], dim=2), torch.cat([v, new_v], dim=2)
                 if step == 1 and later_visible is not None:
                     mask = later_visible
                 mask = torch.cat([mask, own_row], dim=-1)
-            hidden = self._layer(inputs, hidden, rope, k, v, mask)
+            hidden = layer_output(self.midlayer, hidden, query(attention, inputs, rope), k, v, mask.unsqueeze(1))
             logits.append(self.lm_head(self.norm(hidden)))
-            if step + 1 < self.config.num_draft_tokens:
+            if step + 1 < self.num_draft_tokens:
                 token = known[:, :, step + 1] if known.shape[-1] > 1 else logits[-1].argmax(-1)
         return torch.stack(logits, dim=2)
-
-    def _layer(
-        self,
-        inputs: torch.Tensor,
-        residual: torch.Tensor,
-        rope: Rope,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor,
-    ) -> torch.Tensor:
-        """Output of the layer before ``norm``, ``[B, A, hidden]``."""
-        attention = self.midlayer.self_attn
-        x = residual + attention.attend(attention.query(inputs, rope), k, v, mask=mask.unsqueeze(1))
-        return x + self.midlayer.mlp(self.midlayer.post_attention_layernorm(x))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo target, a byte-level Qwen3 in plain torch, and what the drafts for it have in common.
+"""The demo target, a byte-level Qwen3 of transformers, and what the drafts for it have in common.
 
 Module names equal the names in the exported checkpoints. The drafts are in ``dspark.py`` and ``eagle3.py``.
 """
@@ -7,89 +7,43 @@ Module names equal the names in the exported checkpoints. The drafts are in ``ds
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
-from .layers import KeyValue, ModelConfig, RMSNorm, init_weights, layers_of, rope_tables, stack
+from .layers import Rope, init_weights
 
+Target = Qwen3ForCausalLM
 BOS_TOKEN_ID = 256
 MASK_TOKEN_ID = 257
+TARGET_LAYERS = 4
+SIZES: dict[str, Any] = {
+    "vocab_size": 260,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "intermediate_size": 768,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    "max_position_embeddings": 16_384,
+    "bos_token_id": BOS_TOKEN_ID,
+    "eos_token_id": BOS_TOKEN_ID,
+    # As it is shipped; here everything is float32.
+    "dtype": "bfloat16",
+}
+"""Of the target, and of drafts where they say nothing else; names of Hugging Face configs."""
 
 
-@dataclass(frozen=True)
-class DraftConfig(ModelConfig):
-    """Draft sizes, and what of the target a draft reads."""
-
-    num_draft_tokens: int = 7
-    # vLLM's numbering for DSpark: the output of layer i, which is the residual stream entering layer i + 1
-    target_layer_ids: tuple[int, ...] = (0, 1, 2)
-
-
-class TargetBackbone(nn.Module):
-    """Container that gives the target's weights their published names."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = stack(config)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-
-
-class Target(nn.Module):
-    """Qwen3 causal language model with tied embeddings."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.model = TargetBackbone(config)
-        init_weights(self, num_layers=config.num_layers)
-
-    def forward(
-        self,
-        # [B, T]
-        tokens: torch.Tensor,
-        *,
-        start: int = 0,
-        cache: list[KeyValue] | None = None,
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Normed output ``[B, T, hidden]`` and the residual stream leaving every layer.
-
-        With ``cache`` the tokens are written at ``start``: either a whole prompt at 0 or a single token later.
-        """
-        num_tokens = tokens.shape[1]
-        if cache is not None and start > 0 and num_tokens != 1:
-            raise ValueError("a filled cache takes one token at a time")
-        rope = rope_tables(torch.arange(start, start + num_tokens, device=tokens.device), self.config)
-        # [B, T, hidden]
-        x = self.model.embed_tokens(tokens)
-        features: list[torch.Tensor] = []
-        for index, layer in enumerate(layers_of(self.model.layers)):
-            normed = layer.input_layernorm(x)
-            k, v = layer.self_attn.key_value(normed, rope)
-            if cache is not None:
-                for stored, new in zip(cache[index], (k, v), strict=True):
-                    stored[:, :, start : start + num_tokens] = new
-                k, v = (stored[:, :, : start + num_tokens] for stored in cache[index])
-            x = x + layer.self_attn.attend(layer.self_attn.query(normed, rope), k, v, is_causal=num_tokens > 1)
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
-            features.append(x)
-        return self.model.norm(x), features
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[..., hidden]`` to ``[..., vocab]``."""
-        return F.linear(hidden, self.model.embed_tokens.weight)
-
-    def new_cache(self, batch: int, capacity: int) -> list[KeyValue]:
-        """Empty K and V, ``[batch, kv_heads, capacity, head_dim]`` per layer."""
-        shape = (batch, self.config.num_kv_heads, capacity, self.config.head_dim)
-        return [
-            (self.model.norm.weight.new_zeros(shape), self.model.norm.weight.new_zeros(shape))
-            for _ in self.model.layers
-        ]
+def new_target() -> Target:
+    """Target with random weights and tied embeddings."""
+    target = Target(Qwen3Config(num_hidden_layers=TARGET_LAYERS, tie_word_embeddings=True, **SIZES))
+    init_weights(target.model, num_layers=TARGET_LAYERS)
+    return target
 
 
 class Draft(nn.Module, ABC):
@@ -97,25 +51,37 @@ class Draft(nn.Module, ABC):
 
     An anchor at position ``p`` follows a context of ``p`` tokens, whose target features the draft knows. Subclasses
     differ in what they make of the context and in how the tokens of one proposal depend on each other.
+
+    Attributes:
+        features: hidden states of the target that the draft reads, 0 being the embedding.
     """
 
-    def __init__(self, config: DraftConfig) -> None:
+    num_draft_tokens: ClassVar[int] = 7
+    features: ClassVar[tuple[int, ...]] = (1, 2, 3)
+
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.fc = nn.Linear(len(config.target_layer_ids) * config.hidden_size, config.hidden_size, bias=False)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        hidden = config.hidden_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
+        self.fc = nn.Linear(len(self.features) * hidden, hidden, bias=False)
+        self.norm = LlamaRMSNorm(hidden, config.rms_norm_eps)
+        self.lm_head = nn.Linear(hidden, config.vocab_size, bias=False)
+        self.rotary = LlamaRotaryEmbedding(config)
 
     def start_from(self, target: Target) -> None:
         """Begin with the target's embedding and head."""
         with torch.no_grad():
-            self.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
-            self.lm_head.weight.copy_(target.model.embed_tokens.weight)
+            for own in self.embed_tokens, self.lm_head:
+                own.weight.copy_(target.lm_head.weight)
 
-    def select_features(self, features: list[torch.Tensor]) -> torch.Tensor:
-        """Concatenate the target layers this draft reads, ``[B, T, layers * hidden]``."""
-        return torch.cat([features[i] for i in self.config.target_layer_ids], dim=-1)
+    def select_features(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Concatenate those of the target's hidden states that this draft reads, ``[B, T, features * hidden]``."""
+        return torch.cat([hidden_states[i] for i in self.features], dim=-1)
+
+    def rope(self, positions: torch.Tensor) -> Rope:
+        """For positions ``[B or 1, T]``."""
+        return self.rotary(self.norm.weight, positions)
 
     @abstractmethod
     def context(

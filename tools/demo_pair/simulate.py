@@ -27,8 +27,8 @@ def nats_per_byte(target: Target, stream: torch.Tensor, *, context: int, max_win
     losses = []
     for index in range(count):
         tokens = stream[index * context : (index + 1) * context + 1].long()[None]
-        hidden, _ = target(tokens[:, :-1])
-        losses.append(torch.nn.functional.cross_entropy(target.logits(hidden)[0], tokens[0, 1:], reduction="none"))
+        logits = target(tokens[:, :-1]).logits
+        losses.append(torch.nn.functional.cross_entropy(logits[0], tokens[0, 1:], reduction="none"))
     # [context], averaged over the windows
     by_position = torch.stack(losses).mean(0)
     result = {"all": by_position.mean().item()}
@@ -87,11 +87,11 @@ def simulate(
     Args:
         num_tokens: anchors per prompt, the first of them the prompt's newest token.
     """
-    size = max(draft.config.num_draft_tokens for draft, _ in columns.values())
+    size = max(draft.num_draft_tokens for draft, _ in columns.values())
     walked: dict[K, list[tuple[int, int]]] = {key: [] for key in columns}
     outputs: list[list[int]] = []
     for chunk in prompts.split(batch):
-        truth, features = generate_with_features(target, chunk, num_tokens + size)
+        truth, features = generate(target, chunk, num_tokens + size)
         outputs += truth.tolist()
         # [P, T + num_tokens]
         tokens = torch.cat([chunk, truth[:, :num_tokens]], dim=1)
@@ -118,31 +118,27 @@ def draft_everywhere(
     """Greedy drafts with every position from ``first`` on as the anchor, ``[P, T - first, N]``."""
     length = tokens.shape[1]
     positions = torch.arange(first, length, device=tokens.device)[None]
-    visible = seen(positions, context_length=length - 1, num_draft_tokens=draft.config.num_draft_tokens)
+    visible = seen(positions, context_length=length - 1, num_draft_tokens=draft.num_draft_tokens)
     return draft(context, tokens[:, first:, None], positions, *visible).argmax(-1)
 
 
 @torch.inference_mode()
-def generate(target: Target, prompts: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """Greedy continuation, ``[P, num_tokens]``."""
-    return generate_with_features(target, prompts, num_tokens)[0]
+def generate(target: Target, prompts: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Greedy continuation, ``[P, num_tokens]``, and the hidden states of every token but the last one.
 
-
-@torch.inference_mode()
-def generate_with_features(
-    target: Target, prompts: torch.Tensor, num_tokens: int
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Greedy continuation, ``[P, num_tokens]``, and what the target left at every token but the last one."""
-    batch, length = prompts.shape
-    cache = target.new_cache(batch, length + num_tokens)
-    hidden, features = target(prompts, cache=cache)
-    generated, pieces = [target.logits(hidden[:, -1:]).argmax(-1)], [features]
-    for step in range(num_tokens - 1):
-        hidden, features = target(generated[-1], start=length + step, cache=cache)
-        generated.append(target.logits(hidden).argmax(-1))
-        pieces.append(features)
-    # one per layer, [P, length + num_tokens - 1, hidden]
-    return torch.cat(generated, dim=1), [torch.cat(layer, dim=1) for layer in zip(*pieces, strict=True)]
+    One tensor ``[P, T, hidden]`` for the embedding and one for each layer.
+    """
+    generated: Any = target.generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        output_hidden_states=True,
+        return_dict_in_generate=True,
+    )
+    hidden_states = [torch.cat(pieces, dim=1) for pieces in zip(*generated.hidden_states, strict=True)]
+    return generated.sequences[:, prompts.shape[1] :], hidden_states
 
 
 def walk(drafted: torch.Tensor, truth: torch.Tensor) -> list[tuple[int, int]]:

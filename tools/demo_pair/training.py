@@ -91,7 +91,14 @@ def train(
 
 
 def train_target(
-    target: Target, stream: torch.Tensor, *, context: int, batch: int, seed: int, budget: Budget, learning_rate: float
+    target: Target,
+    stream: torch.Tensor,
+    *,
+    context: int,
+    batch: int,
+    seed: int,
+    budget: Budget,
+    learning_rate: float,
 ) -> Outcome:
     """Next-byte prediction on long contexts."""
     generator = torch.Generator().manual_seed(seed)
@@ -99,8 +106,8 @@ def train_target(
     def loss_of_batch() -> torch.Tensor:
         # [B, T + 1]
         tokens = sample_windows(stream, length=context + 1, batch=batch, generator=generator)
-        hidden, _ = target(tokens[:, :-1])
-        return F.cross_entropy(target.logits(hidden).flatten(0, 1).float(), tokens[:, 1:].flatten())
+        logits = target(tokens[:, :-1], use_cache=False).logits
+        return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
     return train("target", target, loss_of_batch, budget=budget, learning_rate=learning_rate, device=stream.device)
 
@@ -120,7 +127,7 @@ def train_draft(
 ) -> Outcome:
     """Prediction of the target's distribution over the next tokens, from contexts that end early."""
     generator = torch.Generator().manual_seed(seed)
-    size = draft.config.num_draft_tokens
+    size = draft.num_draft_tokens
     # [N]
     weights = loss_decay ** torch.arange(size, device=stream.device)
     weights = weights / weights.sum()
@@ -133,15 +140,14 @@ def train_draft(
         anchor_positions = torch.randint(1, context + 1, (tokens.shape[0], anchors), generator=generator)
         anchor_positions = anchor_positions.to(stream.device)
         with torch.no_grad():
-            hidden, features = target(tokens[:, :-1])
-            # [B, context, layers * hidden]
-            selected = draft.select_features(features)[:, :context]
+            output = target(tokens[:, :-1], output_hidden_states=True, use_cache=False)
+            # [B, context, features * hidden]
+            selected = draft.select_features(output.hidden_states)[:, :context]
         # [B, A, N]: draft token i follows the token at p + i
         slots = anchor_positions[:, :, None] + offsets
         rows = torch.arange(tokens.shape[0], device=stream.device)[:, None, None]
         known = tokens[rows, slots]
-        with torch.no_grad():
-            expected = target.logits(hidden[rows, slots]).float().softmax(-1)
+        expected = output.logits[rows, slots].float().softmax(-1)
         visible = visible_context(anchor_positions, context_length=context, num_draft_tokens=size)
         logits = draft(draft.context(selected, tokens[:, : context + 1]), known, anchor_positions, visible)
         log_probabilities = logits.float().log_softmax(-1)

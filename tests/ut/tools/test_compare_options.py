@@ -10,7 +10,7 @@ from rich.console import Console
 from tools.comparison.columns import Steps, columns
 from tools.comparison.plot import STYLES, plot
 from tools.comparison.results import Result, different_outputs
-from tools.demo_pair.eagle3 import Eagle3Config, Eagle3Draft
+from tools.demo_pair.export import new_draft
 from tools.demo_pair.modeling import visible_context
 from vllm_draft_window.measuring.cells import CellFile
 from vllm_draft_window.reporting import acceptance_table
@@ -85,7 +85,7 @@ def test_columns_are_options_of_the_product():
 
 def test_a_window_on_later_forwards_leaves_the_first_draft_token_alone():
     torch.manual_seed(0)
-    draft = Eagle3Draft(Eagle3Config()).eval()
+    draft = new_draft("eagle3").eval()
     tokens = torch.randint(0, 256, (1, 97))
     positions = torch.arange(90, 97)[None]
     sizes = {"context_length": 96, "num_draft_tokens": 7}

@@ -26,14 +26,14 @@ METRICS = json.loads((PAIR / "metrics.json").read_text())
 
 def test_checkpoint_is_small_and_described():
     assert sum(path.stat().st_size for path in PAIR.rglob("*.safetensors")) <= MAX_BYTES
-    assert load_target(PAIR / "target").config.num_layers == 4
+    assert load_target(PAIR / "target").config.num_hidden_layers == 4
     assert (PAIR / "README.md").read_text() == model_card(METRICS)
 
 
 @pytest.mark.parametrize("method", METRICS["drafts"])
 def test_a_window_brings_a_draft_back(method):
     draft, record = load_draft(PAIR / DRAFT_FOLDERS[method]), METRICS["drafts"][method]
-    assert draft.config.num_draft_tokens == record["num_draft_tokens"] == 7
+    assert draft.num_draft_tokens == record["num_draft_tokens"] == 7
     assert sum(p.numel() for p in draft.parameters()) == record["parameters"]
     lengths = record["mean_accepted_length"]
     assert lengths["4096"]["512"] >= 0.9 * lengths["512"]["full"]
