@@ -37,7 +37,7 @@ def main(
     for places in track(torch.tensor(demo_prompts(prompts, LONG)).split(BATCH), "places"):
         for text in (SHORT, LONG):
             # [P, max_tokens - 1 + N]: the prefill's token comes without a draft, and the last proposals are judged, too
-            truth = generate(target, places[:, -text:], max_tokens - 1 + draft.config.num_draft_tokens)
+            truth, _ = generate(target, places[:, -text:], max_tokens - 1 + draft.num_draft_tokens)
             for context in (SHORT, LONG):
                 rounds = accepted(target, draft, places[:, -context:], truth, window, max_tokens)
                 walked.setdefault((text, context), []).extend(rounds)
@@ -71,8 +71,8 @@ def accepted(
 ) -> list[tuple[int, int]]:
     """Emitted tokens and rounds of each prompt, where the target says ``truth`` behind these prompts."""
     tokens = torch.cat([prompts, truth[:, : max_tokens - 1]], dim=1)
-    features: Any = target(tokens[:, :-1])[1]
-    context = draft.context(draft.select_features(features), tokens)
+    hidden_states: Any = target(tokens[:, :-1], output_hidden_states=True, use_cache=False).hidden_states
+    context = draft.context(draft.select_features(hidden_states), tokens)
     seen = sight(window=window, alignment=1)
     return walk(draft_everywhere(draft, context, tokens, first=prompts.shape[1], seen=seen), truth)
 
