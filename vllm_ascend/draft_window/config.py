@@ -16,7 +16,7 @@ AUTOREGRESSIVE_METHODS = frozenset({"draft_model", "eagle", "eagle3"})
 
 @dataclass(frozen=True, kw_only=True)
 class DraftFacts:
-    """What the resolution needs to know about the engine; read by :func:`facts_from_config`.
+    """What the resolution needs to know about the engine; :func:`facts_from_config` reads most of it.
 
     Attributes:
         method: ``speculative_config.method``.
@@ -26,7 +26,7 @@ class DraftFacts:
         trained_length: longest sequence that the draft's checkpoint was trained on, if its config tells.
         fixed_positions: where the draft's positions end for good, if a longer table would change the ones it has.
         native_window: sliding window that the draft was built with; ``None`` or 0 means none.
-        context_parallel_size: product of the decode and prefill context parallel sizes.
+        context_parallel_size: ranks over which the draft's KV cache is sharded by tokens.
         deepseek_v4_target: a DSpark draft that was trained with a DeepSeek-V4 target.
     """
 
@@ -181,7 +181,7 @@ def resolve(options: DraftWindowOptions, facts: DraftFacts) -> DraftWindow | Win
 
 def facts_from_config(vllm_config: Any) -> DraftFacts:
     """Read :class:`DraftFacts` from a ``VllmConfig`` that has a ``speculative_config``."""
-    speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    speculative = vllm_config.speculative_config
     tokens = speculative.num_speculative_tokens or 0
     draft_model = speculative.draft_model_config
     draft = getattr(draft_model, "hf_config", None)
@@ -200,8 +200,6 @@ def facts_from_config(vllm_config: Any) -> DraftFacts:
         trained_length=trained_length(draft, getattr(draft_model, "max_model_len", None)),
         fixed_positions=_fixed_positions(draft),
         native_window=native_window(draft),
-        context_parallel_size=parallel.decode_context_parallel_size
-        * getattr(parallel, "prefill_context_parallel_size", 1),
         deepseek_v4_target="DSparkDraftModel" in (getattr(draft, "architectures", None) or ()),
     )
 

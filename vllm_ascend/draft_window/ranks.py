@@ -9,13 +9,15 @@ from typing import Any
 from torch.distributed.distributed_c10d import _get_default_store
 from vllm.distributed import get_tp_group
 
+from .seams.vllm import prefill_context_parallel_size
+
 PATIENCE = timedelta(seconds=120)
 """How long a rank waits for the others, which set up their attention at the same time."""
 
 
 def speaks(parallel_config: Any) -> bool:
     """Whether this worker logs and counts for its engine: the first rank of the last pipeline stage, which drafts."""
-    width = parallel_config.tensor_parallel_size * getattr(parallel_config, "prefill_context_parallel_size", 1)
+    width = parallel_config.tensor_parallel_size * prefill_context_parallel_size(parallel_config)
     stages = parallel_config.pipeline_parallel_size
     # Some launchers number the ranks of all data parallel engines in one row.
     return parallel_config.rank % (width * stages) == width * (stages - 1)

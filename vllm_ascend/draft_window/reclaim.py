@@ -42,7 +42,6 @@ def refuse_engine(vllm_config: Any) -> None:
     from vllm.platforms import current_platform
 
     parallel = vllm_config.parallel_config
-    context_parallel = parallel.decode_context_parallel_size * getattr(parallel, "prefill_context_parallel_size", 1)
     if not versions.uses_v2_runner(vllm_config):
         raise ReclaimRefused("it needs Model Runner V2 (VLLM_USE_V2_MODEL_RUNNER=1)")
     if current_platform.device_type == "npu":
@@ -53,8 +52,8 @@ def refuse_engine(vllm_config: Any) -> None:
     if vllm_config.kv_transfer_config is not None:
         connector = vllm_config.kv_transfer_config.kv_connector
         raise ReclaimRefused(f"the KV connector {connector} may fill a freed block while a draft still reads it")
-    if context_parallel > 1:
-        raise ReclaimRefused(f"context parallelism (size {context_parallel}) shards blocks over ranks")
+    if (size := versions.context_parallel_size(parallel)) > 1:
+        raise ReclaimRefused(f"context parallelism (size {size}) shards blocks over ranks")
     if parallel.pipeline_parallel_size > 1:
         stages = parallel.pipeline_parallel_size
         raise ReclaimRefused(f"of {stages} pipeline stages only the last has draft layers, the others save nothing")

@@ -13,7 +13,7 @@ from .layout import kept_tokens
 from .options import DraftWindowOptions
 from .ranks import agree, speaks
 from .reclaim import refuse_engine
-from .seams.vllm import replicates_draft, untested
+from .seams.vllm import draft_context_parallel_size, untested
 
 
 def decide(vllm_config: Any) -> DraftWindow | WindowOff | None:
@@ -28,9 +28,7 @@ def decide(vllm_config: Any) -> DraftWindow | WindowOff | None:
         return None
     if vllm_config.speculative_config is None:
         return WindowOff("speculative decoding is not configured", logging.WARNING)
-    facts = facts_from_config(vllm_config)
-    if facts.context_parallel_size > 1 and replicates_draft(vllm_config):
-        facts = replace(facts, context_parallel_size=1)
+    facts = replace(facts_from_config(vllm_config), context_parallel_size=draft_context_parallel_size(vllm_config))
     decision = resolve(options, facts)
     if isinstance(decision, DraftWindow) and decision.reclaim:
         refuse_engine(vllm_config)

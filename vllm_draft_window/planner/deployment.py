@@ -110,7 +110,6 @@ def facts(draft: Checkpoint, deployment: Deployment) -> DraftFacts:
     known = facts_from_config(
         SimpleNamespace(
             model_config=SimpleNamespace(max_model_len=deployment.max_model_len),
-            parallel_config=SimpleNamespace(decode_context_parallel_size=1, pipeline_parallel_size=1),
             speculative_config=SimpleNamespace(
                 method=deployment.method,
                 num_speculative_tokens=deployment.num_speculative_tokens,

@@ -158,7 +158,7 @@ class TestResolution:
 
 class TestFacts:
     @staticmethod
-    def config(method="dspark", tokens=7, parallel=None, **draft):
+    def config(method="dspark", tokens=7, **draft):
         return SimpleNamespace(
             speculative_config=SimpleNamespace(
                 method=method,
@@ -166,7 +166,6 @@ class TestFacts:
                 draft_model_config=SimpleNamespace(hf_config=SimpleNamespace(**draft)),
             ),
             model_config=SimpleNamespace(max_model_len=4096),
-            parallel_config=SimpleNamespace(**({"decode_context_parallel_size": 1} | (parallel or {}))),
         )
 
     @pytest.mark.parametrize(
@@ -180,10 +179,6 @@ class TestFacts:
     )
     def test_queries_of_one_forward(self, method, draft, queries):
         assert facts_from_config(self.config(method, **draft)).queries_per_request == queries
-
-    def test_context_parallel_sizes_multiply(self):
-        parallel = {"decode_context_parallel_size": 2, "prefill_context_parallel_size": 4}
-        assert facts_from_config(self.config(parallel=parallel)).context_parallel_size == 8
 
     def test_deepseek_v4_draft(self):
         assert facts_from_config(self.config(architectures=["DSparkDraftModel"])).deepseek_v4_target

@@ -56,25 +56,26 @@ def test_a_relative_of_a_windowed_speculator_is_not_windowed_by_accident(name):
 
 
 @pytest.mark.parametrize(
-    ("version", "method", "use_mla", "prefill", "replicated"),
+    ("version", "method", "use_mla", "prefill", "size"),
     [
-        ("0.31.0", "dflash", False, 1, True),
-        ("0.33.0", "dspark", False, 1, True),
-        ("0.31.0", "dspark", True, 1, False),
-        ("0.31.0", "dspark", False, 2, False),
-        ("0.31.0", "eagle3", False, 1, False),
-        ("0.29.0", "dspark", False, 1, False),
+        ("0.31.0", "dflash", False, 1, 1),
+        ("0.33.0", "dspark", False, 1, 1),
+        ("0.31.0", "dspark", True, 1, 2),
+        ("0.31.0", "dspark", False, 4, 8),
+        ("0.31.0", "eagle3", False, 1, 2),
+        ("0.29.0", "dspark", False, 1, 2),
+        ("0.29.0", "dspark", False, 4, 8),
     ],
 )
-def test_drafts_that_a_context_parallel_target_does_not_shard(
-    version, method, use_mla, prefill, replicated, monkeypatch
-):
+def test_ranks_over_which_a_draft_is_sharded(version, method, use_mla, prefill, size, monkeypatch):
     monkeypatch.setattr(vllm, "__version__", version)
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(method=method, draft_model_config=SimpleNamespace(use_mla=use_mla)),
-        parallel_config=SimpleNamespace(prefill_context_parallel_size=prefill),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=2, prefill_context_parallel_size=prefill),
     )
-    assert versions.replicates_draft(config) is replicated
+    assert versions.draft_context_parallel_size(config) == size
+    del config.parallel_config.prefill_context_parallel_size  # an older vLLM
+    assert versions.context_parallel_size(config.parallel_config) == 2
 
 
 @pytest.mark.parametrize("speculator", SPECULATORS)

@@ -233,14 +233,28 @@ def attention_of(speculator: Any) -> str | None:
     return getattr(speculator, "attn_architecture", None)
 
 
-def replicates_draft(vllm_config: Any) -> bool:
-    """Whether each rank of a context parallel target has the draft's whole KV cache.
+def prefill_context_parallel_size(parallel_config: Any) -> int:
+    """Not every vLLM has it."""
+    return getattr(parallel_config, "prefill_context_parallel_size", 1)
 
-    vLLM 0.31 and later: dense parallel drafters under decode context parallelism. Other drafts are sharded with it.
+
+def context_parallel_size(parallel_config: Any) -> int:
+    """Ranks over which the target's KV cache is sharded by tokens."""
+    return parallel_config.decode_context_parallel_size * prefill_context_parallel_size(parallel_config)
+
+
+def draft_context_parallel_size(vllm_config: Any) -> int:
+    """Ranks over which the draft's is.
+
+    vLLM 0.31 and later: decode context parallelism leaves dense parallel drafters whole, on each rank. Other drafts are
+    sharded as the target is.
     """
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    size = context_parallel_size(parallel)
+    if size == 1 or release() < (0, 31) or prefill_context_parallel_size(parallel) > 1:
+        return size
     dense_and_parallel = speculative.method in PARALLEL_METHODS and not speculative.draft_model_config.use_mla
-    return release() >= (0, 31) and dense_and_parallel and parallel.prefill_context_parallel_size == 1
+    return 1 if dense_and_parallel else size
 
 
 def uses_v2_runner(vllm_config: Any) -> bool:
