@@ -4,8 +4,9 @@
 
 Its proposers build an adapter from the bare ``draft_window_size``, unchecked and whatever the method. So the option is
 hidden from them while they load, and what :func:`decide` says is put in place afterwards. Three more methods need help:
-where KV groups become known, where a parallel drafter builds metadata per KV group from tables that the adapter never
-saw, and where a later step compares lengths, windowed by then, with ``max_model_len``.
+where KV groups become known, and with them the window's blocks and the engine's final length; where a parallel drafter
+builds metadata per KV group from tables that the adapter never saw; and where a later step compares lengths, windowed by
+then, with ``max_model_len``.
 """
 
 import logging
@@ -20,6 +21,7 @@ from .config import DraftWindow, WindowOff, max_rejected
 from .groups import inspect_draft_layers
 from .inputs import swapped
 from .positions import DraftPositions
+from .ranks import agree
 from .startup import decide, report_in_force, report_off
 
 _PROPOSERS = "vllm_ascend.spec_decode"
@@ -72,15 +74,14 @@ def _loading(load_model: Callable[..., None]) -> Callable[..., None]:
                 f"{type(self).__name__} has a drafting loop of its own, without a window", logging.WARNING
             )
             report_off(decision, self.vllm_config)
-        positions = DraftPositions(self.vllm_config) if isinstance(decision, DraftWindow) else None
+        self.draft_positions = DraftPositions(self.vllm_config) if isinstance(decision, DraftWindow) else None
         options = self.vllm_config.additional_config
         hidden = {key: value for key, value in options.items() if not key.startswith("draft_window")}
         with swapped(self.vllm_config, additional_config=hidden):
             load_model(self, *args, **kwargs)
-        if isinstance(decision, DraftWindow) and positions is not None:
-            positions.extend(self.model)
+        if isinstance(decision, DraftWindow):
+            self.draft_positions.extend(self.model)
             _attach(self, decision, self.kernel_block_size)
-            _report(self, positions)
 
     return wrapper
 
@@ -101,11 +102,21 @@ def _attach_to_groups(initialize_attn_backend: Callable[..., None]) -> Callable[
             return
         native = inspect_draft_layers(self.draft_attn_groups)
         if isinstance(native, WindowOff):
-            self.draft_window_size = self.sliding_window = None
-            return report_off(native, self.vllm_config)
+            return _switch_off(self, native)
+        window = self.draft_window.widened_to(native)
         sizes = [group.kv_cache_spec.block_size for group in self.draft_attn_groups]
         block_size = math.lcm(*sizes) if self.method == "dspark" else self.sliding_window.block_size
-        _attach(self, self.draft_window.widened_to(native), block_size)
+        # vLLM may have fitted the length to its memory since the load.
+        if covered := window.covers(self.vllm_config.model_config.max_model_len, block_size=block_size):
+            return _switch_off(self, covered)
+        _attach(self, window, block_size)
+        report_in_force(
+            window,
+            self.vllm_config,
+            f"table columns={self.sliding_window.max_window_blocks}, runner=V1 ({type(self).__name__})"
+            f"{self.draft_positions.details}",
+            block_size=block_size,
+        )
 
     return wrapper
 
@@ -162,11 +173,7 @@ def _attach(proposer: Any, window: DraftWindow, block_size: int) -> None:
     )
 
 
-def _report(proposer: Any, positions: DraftPositions) -> None:
-    adapter = proposer.sliding_window
-    report_in_force(
-        proposer.draft_window,
-        proposer.vllm_config,
-        f"table columns={adapter.max_window_blocks}, runner=V1 ({type(proposer).__name__}){positions.details}",
-        block_size=adapter.block_size,
-    )
+def _switch_off(proposer: Any, off: WindowOff) -> None:
+    proposer.draft_window_size = proposer.sliding_window = None
+    agree(f"off, because {off.reason}", proposer.vllm_config.parallel_config)
+    report_off(off, proposer.vllm_config)

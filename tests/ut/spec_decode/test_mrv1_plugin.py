@@ -6,7 +6,6 @@ same hooks on the real ones where a checkout is at hand.
 """
 
 import copy
-import logging
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -202,15 +201,15 @@ def test_mtp_is_windowed_on_demand(proposers):
     assert (proposer.sliding_window.window_size, proposer.sliding_window._future_offset) == (512, 3)
 
 
-def test_a_drafting_loop_that_applies_no_window_says_so(proposers, caplog, monkeypatch):
+def test_a_drafting_loop_that_applies_no_window_says_so(proposers, window_lines):
     """As vLLM-Ascend's proposer for Step 3.5 has one."""
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     mrv1.install()
     loop = type("OwnLoopProposer", (proposers.base.AscendSpecDecodeBaseProposer,), {"_propose": lambda self: None})
     proposer = loop(make_config("mtp", draft_window_size=512, draft_window_mtp=True))
     proposer.load_model(None)
     assert proposer.sliding_window is None
-    assert "Draft window off: OwnLoopProposer has a drafting loop of its own" in caplog.text
+    ((level, line),) = window_lines
+    assert level == "WARNING" and line.startswith("Draft window off: OwnLoopProposer has a drafting loop of its own")
 
 
 @pytest.mark.parametrize("method", ["eagle3", "dflash"])
@@ -277,6 +276,35 @@ def test_a_draft_is_not_shrunk_below_the_window_of_its_layers(proposers):
     proposer = load(proposers, make_config("dspark", draft_window_size=256))
     proposer.initialize_attn_backend([make_group(0, 128), make_group(1, 128, spec)])
     assert proposer.draft_window_size == proposer.sliding_window.window_size == 2048
+
+
+def test_the_line_comes_once_the_groups_are_known(proposers, window_lines):
+    """Only then are the blocks, the draft's own window and the engine's length what they stay."""
+    config = make_config("dspark", draft_window_size=256)
+    proposer = load(proposers, config)
+    assert not window_lines
+    config.model_config.max_model_len = 1024  # fitted to the memory
+    proposer.initialize_attn_backend([make_group(0, 48), make_group(1, 64)])
+    (warning, (level, line)) = window_lines
+    assert warning[0] == "WARNING" and "in whole blocks of 192 tokens" in warning[1]
+    assert level == "INFO" and "W=256, " in line and "block alignment=192, tokens seen=256 to 447, " in line
+    assert "runner=V1 (AscendDSparkProposer)" in line
+
+
+@pytest.mark.parametrize(
+    ("length", "reason"),
+    [
+        (256, "draft_window_size=256 covers max_model_len=256"),
+        (300, "draft_window_size=256, in whole blocks of 128 tokens, covers max_model_len=300"),
+    ],
+)
+def test_a_length_fitted_after_the_load_decides_again(proposers, window_lines, length, reason):
+    config = make_config("dflash", draft_window_size=256)
+    proposer = load(proposers, config)
+    config.model_config.max_model_len = length
+    proposer.initialize_attn_backend([make_group(0, 128)])
+    assert proposer.sliding_window is proposer.draft_window_size is None
+    assert window_lines == [("INFO", f"Draft window off: {reason}.")]
 
 
 def test_a_draft_layer_without_an_attention_cache_is_refused(proposers):
