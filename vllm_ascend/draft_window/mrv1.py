@@ -5,8 +5,8 @@
 Its proposers build an adapter from the bare ``draft_window_size``, unchecked and whatever the method. So the option is
 hidden from them while they load, and what :func:`decide` says is put in place afterwards. Three more methods need help:
 where KV groups become known, and with them the window's blocks and the engine's final length; where a parallel drafter
-builds metadata per KV group from tables that the adapter never saw; and where a later step compares lengths, windowed by
-then, with ``max_model_len``.
+builds metadata per KV group from tables that the adapter never saw; and where a later step compares lengths with
+``max_model_len``, windowed ones by then.
 """
 
 import logging

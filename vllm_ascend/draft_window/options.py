@@ -56,10 +56,8 @@ def misplaced_keys(config: Mapping[Any, Any], where: str = "additional_config") 
     for key, value in config.items():
         if not isinstance(key, str) or key in options:
             continue
-        name = _normalized(key)
-        # Some launchers and engines call it by the name without "draft".
-        if _is_about_a_draft_window(name) or f"draft_{name}" in options:
-            yield f"{where} has no option {key!r} (value {value!r}); did you mean {_nearest(name)!r}?"
+        if meant := option_meant_by(key):
+            yield f"{where} has no option {key!r} (value {value!r}); did you mean {meant!r}?"
         elif isinstance(value, Mapping):
             for inner in value:
                 if isinstance(inner, str) and _is_about_a_draft_window(name := _normalized(inner)):
@@ -67,6 +65,14 @@ def misplaced_keys(config: Mapping[Any, Any], where: str = "additional_config") 
                         f"{where} has {inner!r} (value {value[inner]!r}) inside {key!r}, where nothing reads it; "
                         f"did you mean {_nearest(name)!r} beside {key!r}?"
                     )
+
+
+def option_meant_by(key: str) -> str | None:
+    """The option that a key surely means, however it is spelled; ``None`` for keys of others."""
+    name = _normalized(key)
+    # Some launchers and engines call it by the name without "draft".
+    meant = _is_about_a_draft_window(name) or f"draft_{name}" in DraftWindowOptions.model_fields
+    return _nearest(name) if meant else None
 
 
 def _normalized(key: str) -> str:

@@ -76,9 +76,8 @@ def engine_config(arguments: Sequence[str]) -> tuple[Any, list[str]]:
             return super().parse_known_args(args, namespace)
 
         def error(self, message: str) -> Any:
-            raise BadInput(
-                message, "give the engine's arguments only, without those of the server (--host, --port ...)"
-            )
+            advice = "give the engine's arguments only, without those of the server (--host, --port ...)"
+            raise BadInput(message, _advice_on_option(message.split()) or advice)
 
     try:
         parsed = EngineArgs.add_cli_args(Parser()).parse_args(list(arguments))
@@ -107,11 +106,23 @@ def _message(error: Exception) -> str:
     return " ".join("; ".join(texts or [str(error)]).split())
 
 
+def _advice_on_option(keys: Sequence[str]) -> str | None:
+    """What to do where one of vLLM's arguments, or a key of one, means an option of the window."""
+    from vllm_ascend.draft_window.options import option_meant_by
+
+    meant = next(filter(None, map(option_meant_by, keys)), None)
+    return f"{meant} goes into --additional-config, as JSON" if meant else None
+
+
 def _advice_on(error: Exception) -> str:
+    from pydantic import ValidationError
+
     if "Model Runner V2 does not yet support" in str(error) and os.environ.get("VLLM_USE_V2_MODEL_RUNNER"):
         return "unset VLLM_USE_V2_MODEL_RUNNER to let vLLM choose the runner; the window needs V2"
-    if "draft_window" in str(error):
-        return "the window's options go into --additional-config"
+    if isinstance(error, ValidationError):
+        keys = [str(key) for detail in error.errors() for key in detail["loc"]]
+        if advice := _advice_on_option(keys):
+            return advice
     if os.environ.get("HF_HUB_OFFLINE") == "1" and isinstance(error, OSError):  # so transformers and the hub say it
         return "give a folder, or set HF_HUB_OFFLINE=0 to look the model up on the hub"
     return "change what vLLM names; `vllm serve` would stop here too"

@@ -257,9 +257,29 @@ def test_lengths_as_vllm_reads_them(length, window, status):
     assert status != 1 or "covers max_model_len=" in verdict["reason"]
 
 
-def test_options_of_the_window_in_the_speculative_config():
-    verdict, _ = examine(*arguments(DSPARK | {"draft_window_size": 512}), status=2)
-    assert "draft_window_size" in verdict["reason"] and "go into --additional-config" in verdict["advice"]
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("draft_window_size", "draft_window_size"),
+        ("draft-window-size", "draft_window_size"),
+        ("draftWindowSize", "draft_window_size"),
+        ("draft_window", "draft_window_size"),
+        ("window_size", "draft_window_size"),
+        ("draft_window_sink", "draft_window_sink_size"),
+    ],
+)
+def test_options_of_the_window_in_the_speculative_config(key, meant):
+    """vLLM's own error names the key, in an engine too; where it belongs is ours to say."""
+    verdict, _ = examine(*arguments(DSPARK | {key: 512}), status=2)
+    assert f"{key.replace('-', '_')}: Unexpected keyword argument" in verdict["reason"]
+    assert verdict["advice"] == f"{meant} goes into --additional-config, as JSON"
+
+
+@pytest.mark.parametrize("argument", ["--draft-window-size", "--draft_window_size", "--window-size"])
+def test_options_of_the_window_as_arguments_of_their_own(argument):
+    verdict, _ = examine(*arguments(), argument, "512", status=2)
+    assert "unrecognized arguments" in verdict["reason"] and "-window" in verdict["reason"]
+    assert verdict["advice"] == "draft_window_size goes into --additional-config, as JSON"
 
 
 def test_what_vllm_refuses_is_no_matter_of_the_hub():
