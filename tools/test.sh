@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Lint and every test: the engine tests on vLLM 0.32.0, then all of them on 0.27.1. From a bare clone, on two cores.
+# Lint and every test: those of engines and their configuration on vLLM 0.32.0, then all of them on 0.27.1.
+# From a bare clone, on two cores.
 #   bash tools/test.sh [--quick] [PYTEST_ARGUMENTS...]
 # --quick: lint, types, unit tests and one real engine per method, on vLLM 0.27.1.
 set -euo pipefail
@@ -26,6 +27,6 @@ if [ "$quick" ]; then
     exit
 fi
 status=0
-run 0.32.0 -m "engine and not one_vllm" "$@" || status=1
+run 0.32.0 -m "(engine or configuration) and not one_vllm" "$@" || status=1
 run 0.27.1 "$@" || status=1
 exit $status

@@ -200,7 +200,9 @@ def facts_from_config(vllm_config: Any) -> DraftFacts:
         trained_length=trained_length(draft, getattr(draft_model, "max_model_len", None)),
         fixed_positions=_fixed_positions(draft),
         native_window=native_window(draft),
-        deepseek_v4_target="DSparkDraftModel" in (getattr(draft, "architectures", None) or ()),
+        # Such a draft has the target's config. Its class is called as some converters call that of Qwen3 drafts.
+        deepseek_v4_target=speculative.method == "dspark"
+        and str(getattr(draft, "model_type", "")).startswith("deepseek_v4"),
     )
 
 

@@ -181,8 +181,11 @@ class TestFacts:
         assert facts_from_config(self.config(method, **draft)).queries_per_request == queries
 
     def test_deepseek_v4_draft(self):
-        assert facts_from_config(self.config(architectures=["DSparkDraftModel"])).deepseek_v4_target
-        assert not facts_from_config(self.config(architectures=["Qwen3DSparkModel"])).deepseek_v4_target
+        for model_type in ("deepseek_v4", "deepseek_v41"):
+            assert facts_from_config(self.config(model_type=model_type)).deepseek_v4_target
+        converted = self.config(model_type="qwen3", architectures=["DSparkDraftModel"])
+        assert not facts_from_config(converted).deepseek_v4_target
+        assert not facts_from_config(self.config("mtp", model_type="deepseek_v4")).deepseek_v4_target
 
     @pytest.mark.parametrize(
         ("draft", "window"),

@@ -14,39 +14,13 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.option_mistakes import LOOK_ALIKES
+from tests.ut.program.doctoring import DSPARK, EAGLE3, ROOT, TARGET, arguments, changed, examine, medusa
 from vllm_draft_window.cli import app
 
-ROOT = Path(__file__).parents[3]
-TARGET, DRAFT = ROOT / "checkpoints/demo-pair/target", ROOT / "checkpoints/demo-pair/draft"
-DSPARK = {"method": "dspark", "model": str(DRAFT), "num_speculative_tokens": 7}
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_environment():
-    """An engine that ran in this process before may have frozen what vLLM reads from the environment."""
-    from vllm import envs
-
-    envs.disable_envs_cache()
-
-
-def arguments(speculative=DSPARK, additional=None, *, model=TARGET, length=8192):
-    given = ["--model", str(model), "--max-model-len", str(length)]
-    if speculative is not None:
-        given += ["--speculative-config", speculative if isinstance(speculative, str) else json.dumps(speculative)]
-    if additional is not None:
-        given += ["--additional-config", additional if isinstance(additional, str) else json.dumps(additional)]
-    return given
-
-
-def examine(*given, status, **environment):
-    """The verdict and the findings by name."""
-    result = CliRunner().invoke(app, ["doctor", *given, "--json"], env=environment)
-    assert result.exit_code == status, result.output
-    report = json.loads(result.stdout)
-    assert report["exit_code"] == status
-    return report["verdict"], {finding["check"]: finding for finding in report["findings"]}
+pytestmark = [
+    pytest.mark.configuration,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM"),
+]
 
 
 def test_in_force():
@@ -78,8 +52,7 @@ def test_warnings_of_a_window_in_force(tmp_path):
         "max_window_layers": 0,
         "max_position_embeddings": 512,
     }
-    (tmp_path / "config.json").write_text(json.dumps(json.loads((DRAFT / "config.json").read_text()) | short))
-    given = arguments(DSPARK | {"model": str(tmp_path)}, {"draft_window_size": 512})
+    given = arguments(changed(tmp_path, **short), {"draft_window_size": 512})
     verdict, _ = examine(*given, status=0)
     assert verdict["window"]["size"] == 1024
     assert "own sliding window of 1024" in verdict["window"]["warnings"][0]
@@ -88,7 +61,11 @@ def test_warnings_of_a_window_in_force(tmp_path):
     assert "Draft window: in force: method=dspark, size=1024" in tables and "Warning: " in tables
 
 
-@pytest.mark.parametrize(("speculative", "additional"), [(DSPARK, None), (DSPARK, {"other": 1}), (None, None)], ids=str)
+@pytest.mark.parametrize(
+    ("speculative", "additional"),
+    [(DSPARK, None), (DSPARK, {"other": 1}), (DSPARK, {"draft_window_size": None}), (None, None)],
+    ids=str,
+)
 def test_not_asked_for(speculative, additional):
     verdict, _ = examine(*arguments(speculative, additional), status=0)
     assert verdict["state"] == "not asked for"
@@ -163,18 +140,12 @@ def test_bad_input(given, words):
 
 def test_a_speculator_that_is_not_windowed(tmp_path):
     """Asked of vLLM's own choice of a class; 0.27 has no DFlash2."""
-    dflash2 = json.loads((DRAFT / "config.json").read_text()) | {"architectures": ["DFlash2DraftModel"]}
-    (tmp_path / "config.json").write_text(json.dumps(dflash2))
-    given = arguments(
-        {"method": "dflash", "model": str(tmp_path), "num_speculative_tokens": 6}, {"draft_window_size": 512}
-    )
+    dflash2 = changed(tmp_path, architectures=["DFlash2DraftModel"]) | {"method": "dflash", "num_speculative_tokens": 6}
+    given = arguments(dflash2, {"draft_window_size": 512})
     if importlib.util.find_spec("vllm.v1.worker.gpu.spec_decode.dflash2") is None:
         return examine(*given, status=2)
     verdict, _ = examine(*given, status=1)
     assert verdict["reason"] == "DFlash2Speculator is not windowed by this version"
-
-
-EAGLE3 = DSPARK | {"method": "eagle3", "model": str(ROOT / "checkpoints/demo-pair/eagle3")}
 
 
 def test_autoregressive_draft_needs_more_than_its_look_ahead():
@@ -184,8 +155,7 @@ def test_autoregressive_draft_needs_more_than_its_look_ahead():
 
 def test_a_window_of_the_draft_that_covers_everything(tmp_path):
     own = {"use_sliding_window": True, "sliding_window": 9000, "max_window_layers": 0}
-    (tmp_path / "config.json").write_text(json.dumps(json.loads((DRAFT / "config.json").read_text()) | own))
-    verdict, _ = examine(*arguments(DSPARK | {"model": str(tmp_path)}, {"draft_window_size": 512}), status=1)
+    verdict, _ = examine(*arguments(changed(tmp_path, **own), {"draft_window_size": 512}), status=1)
     assert verdict["reason"] == "the draft's own sliding window of 9000 tokens covers max_model_len=8192"
 
 
@@ -282,11 +252,10 @@ def test_options_of_the_window_as_arguments_of_their_own(argument):
     assert verdict["advice"] == "draft_window_size goes into --additional-config, as JSON"
 
 
-def test_what_vllm_refuses_is_no_matter_of_the_hub():
-    """Neither version has pipeline stages for a draft model of its own."""
-    given = arguments(DSPARK | {"method": "draft_model", "model": str(TARGET)}, {"draft_window_size": 512})
-    verdict, _ = examine(*given, "--pipeline-parallel-size", "2", status=2, HF_HUB_OFFLINE="1")
-    assert "HF_HUB_OFFLINE" not in verdict["advice"]
+def test_what_vllm_refuses_is_no_matter_of_the_hub(tmp_path):
+    """Model Runner V2 has no Medusa."""
+    verdict, _ = examine(*arguments(medusa(tmp_path), {"draft_window_size": 512}), status=2, HF_HUB_OFFLINE="1")
+    assert "does not yet support" in verdict["reason"] and "HF_HUB_OFFLINE" not in verdict["advice"]
 
 
 def test_reclaim(tmp_path):
