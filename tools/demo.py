@@ -113,7 +113,8 @@ def _table(rows: list[dict[str, Any]], window: int, engine: dict[str, str]) -> T
     names = f"vLLM {engine['vllm']}, {engine['runner']}, {engine['speculator']}"
     table = Table(
         title=f"Mean accepted length (of {NUM_SPECULATIVE_TOKENS + 1}) · {names}",
-        caption="accepted draft tokens plus the target's own, per target step; greedy",
+        caption="accepted draft tokens plus the target's own, per target step; greedy.\n"
+        "Each length continues a text of its own, so compare within a row",
     )
     for heading in ("context length", "draft window off", f"draft_window_size={window}", "tokens equal"):
         table.add_column(heading, justify="right")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A draft whose config says 512 positions drafts like the untouched checkpoint, on every length that the engine serves.
 
-Without a longer table its acceptance is gone from the first position beyond: vLLM reads past the table.
+Without a longer table its acceptance is gone from the first position beyond: vLLM reads past the table, except for
+EAGLE3, whose value it raises itself.
 """
 
 import json
@@ -9,8 +10,8 @@ import json
 import pytest
 
 from tests.e2e.conftest import VLLM_VERSION
-from tests.e2e.drafts import TARGET, speculation
-from tools.demo_pair import demo_prompts
+from tests.e2e.drafts import speculation
+from tools.demo_pair import DEMO_PAIR, demo_prompts
 from vllm_draft_window.measuring.engine import Engine
 
 CONTEXTS = (500, 511, 513, 600, 2000, 4000)
@@ -19,12 +20,13 @@ POSITIONS = 512
 
 def with_positions(method, positions, folder):
     """``speculative_config`` of a draft whose config says that many positions."""
-    if method != "draft_model":
+    if method not in ("draft_model", "eagle3"):
         return speculation({"dspark": "dspark-anchor"}.get(method, method), folder, max_position_embeddings=positions)
+    checkpoint = DEMO_PAIR / ("target" if method == "draft_model" else method)
     folder.mkdir()
-    config = json.loads((TARGET / "config.json").read_text()) | {"max_position_embeddings": positions}
+    config = json.loads((checkpoint / "config.json").read_text()) | {"max_position_embeddings": positions}
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").symlink_to(TARGET / "model.safetensors")
+    (folder / "model.safetensors").symlink_to(checkpoint / "model.safetensors")
     return {"method": method, "model": str(folder), "num_speculative_tokens": 3}
 
 
@@ -33,6 +35,7 @@ def with_positions(method, positions, folder):
     [
         "dspark",
         "dflash",
+        "eagle3",
         pytest.param("draft_model", marks=pytest.mark.skipif(VLLM_VERSION < (0, 31), reason="not in this vLLM's V2")),
     ],
 )
@@ -54,7 +57,7 @@ def test_short_positions(method, tmp_path, window_lines):
             return engine.run([demo_prompts(1, n)[0] for n in CONTEXTS], max_tokens=8), proposed
 
     short, proposed = run(POSITIONS)
-    assert "positions extended to 4352 rows (1088 KiB)" in window_lines[-1][1]
+    assert ("positions extended to 4352 rows (1088 KiB)" in window_lines[-1][1]) == (method != "eagle3")
     long, expected = run(16384)
     assert "positions" not in window_lines[-1][1]
     assert short.tokens == long.tokens
