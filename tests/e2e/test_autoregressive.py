@@ -88,6 +88,29 @@ def test_near_max_model_len(tmp_path, without_speculation):
     assert recorder.windowed_rows > 50
 
 
+@pytest.mark.skipif(VLLM_VERSION < (0, 32), reason="vLLM takes a schedule of drafts on Model Runner V2 from 0.32 on")
+def test_fewer_drafts_in_larger_batches(tmp_path, without_speculation):
+    """Each proposal has as many forwards as the scheduler asks for; all of them share the start that K gives."""
+    prompts, limits = [*mixed_prompts(), *mixed_prompts()[2:]], [4, 6, 30, 12, 10, 14]
+    schedule = [[1, 1, 7], [2, 3, 3], [4, 16, 0]]
+    speculation = eagle3_draft.speculation(tmp_path, num_tokens=7) | {"num_speculative_tokens_per_batch_size": schedule}
+    with Engine(speculative_config=speculation, additional_config=WINDOW, max_model_len=1024) as engine:
+        recorder, counted, asked = record(engine, WINDOW), engine.speculator.window._counters, set()
+        propose = engine.speculator.propose
+
+        def remembering(*args, num_speculative_tokens, **kwargs):
+            asked.add(num_speculative_tokens)
+            return propose(*args, num_speculative_tokens=num_speculative_tokens, **kwargs)
+
+        engine.speculator.propose = remembering
+        windowed = engine.run(prompts, max_tokens=limits, arrivals=[0, 0, 1, 3, 4, 6])
+        assert counted.builds == len(recorder.metadata)
+    assert windowed.tokens == without_speculation(prompts, max_tokens=limits, max_model_len=1024)
+    assert asked == {0, 3, 7}
+    assert recorder.windowed_rows > 50
+    assert len(recorder.windowed_addresses) == 1
+
+
 @pytest.mark.parametrize("refreshed", [False, True], ids=["skipped", "refreshed"])
 def test_window_that_covers_every_context_changes_nothing(refreshed, tmp_path):
     def run(options):

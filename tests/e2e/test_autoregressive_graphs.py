@@ -131,8 +131,10 @@ def test_fused_loop_of_later_steps(tmp_path, monkeypatch, without_speculation):
         max_model_len=1024,
     ) as engine:
         assert engine.speculator.supports_decode_metadata_update
-        recorder = record(engine, WINDOW)
+        recorder, counted = record(engine, WINDOW), engine.speculator.window._counters
         windowed = engine.run(prompts, max_tokens=MAX_TOKENS)
+        # As in eager mode, although these forwards have one build.
+        assert counted.builds == len(recorder.metadata)
     assert windowed.tokens == without_speculation(prompts, max_tokens=MAX_TOKENS, max_model_len=1024)
     assert recorder.windowed_rows > 50
     assert len(recorder.windowed_addresses) == 1

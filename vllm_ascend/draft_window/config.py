@@ -28,6 +28,7 @@ class DraftFacts:
         native_window: sliding window that the draft was built with; ``None`` or 0 means none.
         context_parallel_size: ranks over which the draft's KV cache is sharded by tokens.
         deepseek_v4_target: a DSpark draft that was trained with a DeepSeek-V4 target.
+        adaptive_verification: the device decides how many drafts of each request are verified.
     """
 
     method: str
@@ -39,6 +40,7 @@ class DraftFacts:
     native_window: int | None = None
     context_parallel_size: int = 1
     deepseek_v4_target: bool = False
+    adaptive_verification: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +139,10 @@ def resolve(options: DraftWindowOptions, facts: DraftFacts) -> DraftWindow | Win
     if covered := window.covers(facts.max_model_len):
         return covered
 
+    if facts.adaptive_verification and autoregressive:
+        return WindowOff(
+            f"with adaptive verification only the device knows the tokens of {method}'s first forward", logging.WARNING
+        )
     if facts.context_parallel_size > 1:
         raise ValueError(
             f"draft_window_size={size} is not supported with context parallelism (size {facts.context_parallel_size}) "
@@ -203,6 +209,7 @@ def facts_from_config(vllm_config: Any) -> DraftFacts:
         # Such a draft has the target's config. Its class is called as some converters call that of Qwen3 drafts.
         deepseek_v4_target=speculative.method == "dspark"
         and str(getattr(draft, "model_type", "")).startswith("deepseek_v4"),
+        adaptive_verification=getattr(speculative, "enable_adaptive_verification", False),  # vLLM 0.28 and later
     )
 
 

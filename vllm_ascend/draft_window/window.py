@@ -181,17 +181,18 @@ class WindowedDraft:
         """What a FULL graph records as its forward."""
         return forward
 
-    def count(self, upper_bound: np.ndarray, queries: np.ndarray) -> None:
+    def count(self, upper_bound: np.ndarray, queries: np.ndarray, num_forwards: int) -> None:
         """Count one proposal by what the host knows of its requests, whichever way its forwards get their metadata.
 
         Args:
             upper_bound: lengths of the target's forward, as the host bounds them, int32 [num_reqs].
             queries: query tokens of the target's forward, int32 [num_reqs].
+            num_forwards: draft forwards of this proposal.
         """
-        if self._counters is None:
+        if self._counters is None or not num_forwards:
             return
-        record, later = self._counters.record, self.window.max_lookahead - 1
-        if later < 0:  # the only forward, behind the target's tokens
+        record, later = self._counters.record, num_forwards - 1
+        if not self.window.max_lookahead:  # the only forward, behind the target's tokens
             return record(1, self._removed(upper_bound + self._queries, self._queries, lookahead=0))
         first = upper_bound + self._extra_queries
         record(1, self._removed(first, queries + self._extra_queries, lookahead=self.lookahead(0)))

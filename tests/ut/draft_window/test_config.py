@@ -140,6 +140,17 @@ class TestResolution:
         with pytest.raises(ValueError, match="draft_window_size=512 is not supported with context parallelism"):
             resolve(options(), facts(context_parallel_size=2))
 
+    @pytest.mark.parametrize("method", ["eagle3", "draft_model", "mtp", "dspark", "dflash"])
+    def test_adaptive_verification(self, method):
+        """The host would plan a first forward that only the device knows; a parallel drafter's forward is its own."""
+        engine = facts(method=method, num_speculative_tokens=3, queries_per_request=4, adaptive_verification=True)
+        decision = resolve(options(mtp=True), engine)
+        if method in ("dspark", "dflash"):
+            assert decision.size == 512
+        else:
+            reason = f"with adaptive verification only the device knows the tokens of {method}'s first forward"
+            assert decision == WindowOff(reason, logging.WARNING)
+
     def test_window_above_the_trained_length(self):
         (warning,) = resolve(options(size=2048), facts(trained_length=512)).warnings
         assert warning.startswith("the window of 2048 tokens is above the 512 that the draft was trained on")

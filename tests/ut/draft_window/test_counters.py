@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest, multiprocess
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -19,8 +20,16 @@ pytest.importorskip("vllm")
 
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics  # noqa: E402
 
+from tests.oracle import Case  # noqa: E402
+from tests.vllm_inputs import Batch  # noqa: E402
+from vllm_ascend.draft_window.config import DraftWindow  # noqa: E402
 from vllm_ascend.draft_window.counters import DraftWindowCounters  # noqa: E402
 from vllm_ascend.draft_window.geometry import WindowGeometry  # noqa: E402
+from vllm_ascend.draft_window.groups import DraftGroups  # noqa: E402
+from vllm_ascend.draft_window.seams.autoregressive import TargetDependentSeam  # noqa: E402
+from vllm_ascend.draft_window.seams.parallel import ParallelSeam  # noqa: E402
+from vllm_ascend.draft_window.seams.speculator import SpeculatorSeam  # noqa: E402
+from vllm_ascend.draft_window.window import WindowedDraft  # noqa: E402
 
 GEOMETRY = WindowGeometry(window=512, block_sizes=(32,), full_columns=(256,), max_model_len=8192, max_queries=8)
 
@@ -172,6 +181,75 @@ from prometheus_client import REGISTRY, generate_latest
 assert "draft_window" not in generate_latest(REGISTRY).decode()
 """
     subprocess.run([sys.executable, "-c", program], env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}, check=True)
+
+
+KINDS = {
+    # seam, method's look-ahead, tokens asked for: forwards of a proposal
+    (ParallelSeam, 0, None): 1,
+    (ParallelSeam, 0, 7): 1,
+    (ParallelSeam, 0, 0): 0,
+    (TargetDependentSeam, 7, None): 7,
+    (TargetDependentSeam, 7, 3): 3,
+    (TargetDependentSeam, 7, 1): 1,
+    (TargetDependentSeam, 7, 0): 1,
+    (SpeculatorSeam, 7, None): 7,
+    (SpeculatorSeam, 7, 3): 7,
+}
+
+
+@pytest.mark.parametrize(("kind", "forwards"), KINDS.items(), ids=str)
+@pytest.mark.parametrize("builds", ["per forward", "twice", "once", "never"])
+def test_the_same_requests_count_the_same_however_their_metadata_is_built(kind, forwards, builds):
+    """Eager, vLLM-Ascend's FULL graphs, fused loops, recorded refreshes: a step counts before any build of it."""
+    seam, lookahead, asked = kind
+    upper, queries = np.array([4096, 100, 7000], dtype=np.int32), np.array([1, 4, 8], dtype=np.int32)
+    counters = DraftWindowCounters(config(model="counted alike"))
+
+    class Upstream:
+        """As vLLM 0.26 has it where ``upper_bound`` is left out of the build."""
+
+        num_speculative_steps, prefill_cudagraph_manager = 7, None
+        draft_max_seq_len = 7100
+
+        def propose(self, batch, **_):
+            times = {"per forward": forwards, "twice": 2 * forwards, "once": min(forwards, 1), "never": 0}[builds]
+            for _ in range(times):
+                self._build_draft_attn_metadata(3, 4, 32, num_query_per_req=8, causal=False)
+
+        def _build_draft_attn_metadata(self, *sizes, **more):
+            return {}
+
+    windowed = type("Windowed", (seam, Upstream), {})
+    speculator = object.__new__(windowed)
+    batch = Batch(
+        Case(window=512, block_sizes=(32,), full_columns=(256,), max_model_len=8192, queries=8), upper, fused=False
+    )
+    speculator.input_buffers, speculator.block_tables = batch.input_buffers, batch.block_tables
+    speculator.window = WindowedDraft(
+        DraftWindow(method="any", size=512, sink_size=0, min_context=0, queries_per_request=8, max_lookahead=lookahead),
+        DraftGroups(group_ids=(0,), block_sizes=(32,), full_columns=(256,), native_window=None),
+        batch.input_buffers,
+        batch.block_tables,
+        max_model_len=8192,
+        queries=1 if lookahead else 8,
+        max_queries=8,
+        max_rejected=14,
+        counters=counters,
+        fused=False,
+    )
+    requests = SimpleNamespace(
+        num_reqs=3,
+        seq_lens_cpu_upper_bound=torch.from_numpy(upper),
+        query_start_loc_np=np.cumsum([0, *queries], dtype=np.int32),
+    )
+    given = {} if asked is None else {"num_speculative_tokens": asked}
+    speculator.propose(requests, **given)
+    speculator.propose(requests, dummy_run=True, **given)
+    assert counters.builds == forwards
+    assert counters.windowed_rows == 2 * forwards
+    full = (upper + (0 if lookahead else 8)).tolist()
+    least = sum(n - 512 - 7 - 31 for n in full if n > 600)
+    assert least * forwards <= counters.skipped_kv_tokens <= (sum(full) - 100 - 2 * 480) * forwards
 
 
 def wait_for(condition, seconds=10.0):

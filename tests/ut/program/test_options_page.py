@@ -242,3 +242,16 @@ def test_prefill_context_parallelism(speculative):
     reason = examine(*given[0], *given[1:], status=2)[0]["reason"]
     ours = "draft_window_size=512 is not supported with context parallelism (size 2) that shards the draft's KV cache"
     assert reason.startswith(ours) or "does not yet support: prefill context parallelism" in reason
+
+
+@pytest.mark.parametrize("speculative", [DSPARK, EAGLE3], ids=lambda speculative: speculative["method"])
+def test_adaptive_verification(speculative, window_lines):
+    """vLLM wants FULL graphs for it, which a CPU has not: what is asked is set once the configuration is made."""
+    config = engine.engine_config(arguments(speculative, WINDOW))[0]
+    object.__setattr__(config.speculative_config, "enable_adaptive_verification", True)
+    WorkerBase(config, 0, 0, "")
+    if speculative is DSPARK:
+        assert not window_lines
+    else:
+        reason = "with adaptive verification only the device knows the tokens of eagle3's first forward"
+        assert window_lines == [("WARNING", f"Draft window off: {reason}.")]

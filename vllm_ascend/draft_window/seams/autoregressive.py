@@ -40,6 +40,10 @@ class TargetDependentSeam(SpeculatorSeam):
         ):
             super().capture()
 
+    def num_forwards(self, num_tokens: int | None) -> int:
+        """The first runs in any case, so that the draft keeps up with the target."""
+        return self.num_speculative_steps if num_tokens is None else max(num_tokens, 1)
+
     def proposing(self, input_batch: InputBatch) -> AbstractContextManager[None]:
         """Let the first forward's metadata be built before a replay too; upstream counts on the target's build."""
         manager: Any = self.prefill_cudagraph_manager  # None while memory is profiled

@@ -14,6 +14,9 @@ class ParallelSeam(SpeculatorSeam):
 
     query_cudagraph_manager: CudaGraphManager
 
+    def num_forwards(self, num_tokens: int | None) -> int:
+        return 0 if num_tokens == 0 else 1
+
     def capture(self) -> None:
         """Capture on the windowed tensors, planned for the window's length."""
         if self.window is None:

@@ -195,9 +195,14 @@ class SpeculatorSeam(Speculator):
         if self.window is not None and not kwargs.get("dummy_run"):
             num_reqs = input_batch.num_reqs
             upper_bound = input_batch.seq_lens_cpu_upper_bound[:num_reqs].numpy()
-            self.window.count(upper_bound, np.diff(input_batch.query_start_loc_np[: num_reqs + 1]))
+            queries = np.diff(input_batch.query_start_loc_np[: num_reqs + 1])
+            self.window.count(upper_bound, queries, self.num_forwards(kwargs.get("num_speculative_tokens")))
         with self.proposing(input_batch):
             return super().propose(input_batch, *args, **kwargs)
+
+    def num_forwards(self, num_tokens: int | None) -> int:
+        """Draft forwards of a proposal, for which vLLM 0.32 and later may ask fewer tokens than K."""
+        return self.num_speculative_steps  # a draft model makes all of them
 
     def proposing(self, input_batch: InputBatch) -> AbstractContextManager[None]:
         """What surrounds a proposal for the target's batch."""
