@@ -134,6 +134,14 @@ def test_every_reason_to_be_off_is_documented(language):
     assert len(calls) > 8
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_row_of_the_options_page_names_the_test_that_reads_its_line(language):
+    situations = [row[0] for row in tables(read("options", language))[1]]
+    (rows,) = (table for table in tables(read("verified", language)) if table[0][0] == situations[0])
+    assert [row[0] for row in rows] == situations
+    assert all("tests/" in row[1] for row in rows[1:])
+
+
 TEXTS = [*DOCS.glob("*.md"), REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "CHANGELOG.md"]
 
 
