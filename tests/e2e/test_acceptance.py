@@ -38,10 +38,8 @@ def test_window_keeps_an_eagle3_draft_at_4096_tokens():
         speculative_config=demo_speculation("eagle3"),
         additional_config={"draft_window_size": 512},
         max_model_len=4352,
-        # A first forward keeps its whole chunk in sight, so that chunks beyond the window cost the first proposal.
-        max_num_batched_tokens=512,
         kv_cache_memory_bytes=1 << 30,
     ) as engine:
         # More than for DSpark: seven forwards a step are slow, but fewer prompts leave an error of a tenth.
         measured = {n: engine.run(demo_prompts(24, n), max_tokens=MAX_TOKENS) for n in (512, 4096)}
-    assert measured[4096].accepted_length >= 0.9 * measured[512].accepted_length
+    assert measured[4096].accepted_length >= 0.95 * measured[512].accepted_length
