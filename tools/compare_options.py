@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -18,8 +18,8 @@ from tools.comparison.plot import plot
 from tools.comparison.results import Key, Result, different_outputs
 from tools.demo_pair import DRAFT_FOLDERS, NUM_SPECULATIVE_TOKENS, demo_prompts, demo_speculation
 from vllm_draft_window.measuring.cells import CellFile
+from vllm_draft_window.parameters import names, numbers
 from vllm_draft_window.reporting import acceptance_table
-from vllm_draft_window.sweep.texts import numbers
 
 # What the drafts were trained on.
 WINDOW = 512
@@ -29,7 +29,7 @@ COLUMNS = columns(WINDOW)
 def main(
     method: Annotated[str, typer.Option(help=f"One or more of {', '.join(DRAFT_FOLDERS)}.")] = ",".join(DRAFT_FOLDERS),
     contexts: Annotated[str, typer.Option(help="Prompt lengths, tokens.")] = "512,1024,2048,4096,8192",
-    only: Annotated[str | None, typer.Option(help=f"Some of the columns {', '.join(COLUMNS)}.")] = None,
+    only: Annotated[str, typer.Option(help=f"Some of the columns {', '.join(COLUMNS)}.")] = ",".join(COLUMNS),
     prompts: Annotated[int, typer.Option(min=1, help="Prompts per cell.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens per prompt before which a target step counts.")] = 24,
     json_path: Annotated[Path, typer.Option("--json", help="One result a line; those already there are kept.")] = Path(
@@ -55,9 +55,9 @@ def main(
     activate()
     console = Console()
     try:
-        lengths = numbers("--contexts", contexts)
-        chosen = _chosen("--only", only, COLUMNS)
-        methods = _chosen("--method", method, DRAFT_FOLDERS)
+        lengths = sorted(set(numbers("--contexts", contexts)))
+        chosen = {name: COLUMNS[name] for name in names("--only", only, COLUMNS)}
+        methods = names("--method", method, DRAFT_FOLDERS)
         file = CellFile(json_path, Result, {"max_tokens": max_tokens}, option="--json")
     except ValueError as error:
         console.print(f"[bold red]error:[/] {error}", highlight=False)
@@ -84,13 +84,6 @@ def main(
     if different := different_outputs(shown):
         console.print(f"[bold red]Output tokens differ: {', '.join(f'{r.column} at {r.context}' for r in different)}")
         raise typer.Exit(1)
-
-
-def _chosen(option: str, text: str | None, known: dict[str, Any]) -> dict[str, Any]:
-    names = list(known) if text is None else text.split(",")
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"{option} {text}: {unknown[0]!r} is none of {', '.join(known)}")
-    return {name: known[name] for name in names}
 
 
 def _simulate(

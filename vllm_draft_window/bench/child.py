@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.benchmark import Timer
 
 from vllm_draft_window.measuring.engine import Engine
 
@@ -163,14 +164,10 @@ class BenchEngine(Engine):
                 report["host"] = self._probe("watched")[0] | {"steps": _WATCHED_STEPS}
         return report | {"addresses": self._probe("addresses")}
 
-    def serve(
-        self, prompts: list[list[int]], *, guard: bool = False, counted: int | None = None, **requests: Any
-    ) -> dict[str, Any]:
+    def serve(self, prompts: list[list[int]], *, guard: bool = False, **requests: Any) -> dict[str, Any]:
         """Serve prompts to their end, see :meth:`Engine.run`; what came out, and what the probes counted.
 
-        Args:
-            guard: look for device-to-host synchronization.
-            counted: tokens of each prompt whose target steps count.
+        ``guard`` looks for device-to-host synchronization.
         """
         if guard:
             self._probe("watch", True)
@@ -179,7 +176,6 @@ class BenchEngine(Engine):
             "tokens": measured.tokens,
             "batch_sizes": measured.batch_sizes,
             "accepted_length": measured.accepted_length,
-            "target_steps": None if counted is None else measured.target_steps(counted),
             "sync": self._probe("watched")[0] if guard else None,
             "addresses": self._probe("addresses"),
         }
@@ -223,21 +219,14 @@ def _collect(outputs: list[Any], tokens: dict[str, list[int]]) -> None:
 
 
 def _copy_bandwidth() -> float:
-    """Bytes read plus bytes written per second by a large copy on the device; the median of 20."""
+    """Bytes read plus bytes written per second by a large copy on the device, a median."""
     cuda = torch.cuda.is_available()
     # Not zeros: some devices are faster on them.
     source = torch.randint(
         0, 255, (1 << 30 if cuda else 32 << 20,), dtype=torch.uint8, device="cuda" if cuda else "cpu"
     )
-    target = torch.empty_like(source)
-    seconds = []
-    for _ in range(23):
-        begin = time.perf_counter()
-        target.copy_(source)
-        if cuda:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begin)
-    return 2 * len(source) / sorted(seconds[3:])[10]
+    copy = Timer("target.copy_(source)", globals={"source": source, "target": torch.empty_like(source)})
+    return 2 * len(source) / copy.blocked_autorange().median
 
 
 def _versions() -> dict[str, str | None]:

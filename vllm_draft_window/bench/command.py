@@ -17,20 +17,11 @@ import typer
 from typer import BadParameter, Option
 
 from vllm_draft_window.clone import require_clone
+from vllm_draft_window.parameters import json_object, names, numbers, parser
 
 CONFIGURATIONS = ("off", "on", "native", "reclaim", "sink", "tiny")
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        values = tuple(int(part.replace("_", "")) for part in text.split(","))
-    except ValueError:
-        raise BadParameter(f"{text!r} is not a list of integers like 2048,16384") from None
-    if min(values) < 1:
-        raise BadParameter(f"{text!r}: every value must be at least 1")
-    return values
 
 
 def _cores(text: str) -> tuple[int, ...]:
@@ -47,24 +38,12 @@ def _cores(text: str) -> tuple[int, ...]:
     return tuple(sorted(cores))
 
 
-def _named(what: str, *known: str) -> Any:
-    def names(text: str) -> tuple[str, ...]:
-        given = tuple(text.split(","))
-        if unknown := sorted(set(given) - set(known)):
-            raise BadParameter(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
-        return given
-
-    return Option(parser=names, metavar="NAME,...", help=f"{what}: of {', '.join(known)}.")
+def _named(option: str, what: str, *known: str) -> Any:
+    return Option(parser=parser(names, option, known), metavar="NAME,...", help=f"{what}: of {', '.join(known)}.")
 
 
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BadParameter(f"not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise BadParameter("not a JSON object")
-    return value
+def _list(option: str, help: str) -> Any:
+    return Option(parser=parser(numbers, option), metavar="N,...", help=help)
 
 
 def _console() -> Any:
@@ -103,10 +82,7 @@ def _verdict(failures: Sequence[str], missing: Sequence[str]) -> None:
 _MIXED = ",".join(str(1024 << i) for i in range(8))
 
 
-def _list(help: str) -> Any:
-    return Option(parser=_numbers, metavar="N,...", help=help)
-
-
+_JSON = Option(parser=parser(json_object, "--engine-args"), metavar="JSON", help="More of vllm.LLM's; they win.")
 Device = Annotated[str, Option(metavar="cuda|cpu", help="cpu: a toy run of the same flow; its times mean nothing.")]
 Json = Annotated[Path | None, Option("--json", help="Where to write everything.")]
 Window = Annotated[int, Option(min=1, help="draft_window_size, and the native window.")]
@@ -115,17 +91,17 @@ Work = Annotated[Path | None, Option(help="Folder for models and logs. Default: 
 
 @app.command()
 def run(
-    configs: Annotated[Any, _named("What is compared", *CONFIGURATIONS)] = "off,on,native,tiny",
+    configs: Annotated[Any, _named("--configs", "What is compared", *CONFIGURATIONS)] = "off,on,native,tiny",
     against: Annotated[list[Path] | None, Option(help="Another checkout, whose window runs beside this one's.")] = None,
     window: Window = 4032,
     rounds: Annotated[int, Option(min=1, help="How often engines are started; tiny, a control, once.")] = 3,
     turns: Annotated[int, Option(min=1, help="How often an engine runs every workload.")] = 1,
     together: Annotated[bool, Option("--together", help="All engines of a round at once, taking turns.")] = False,
-    contexts: Annotated[Any, _list("Prompt lengths, tokens.")] = "2048,16384,65536,262144,524288,1040000",
-    batches: Annotated[Any, _list("Requests at each context.")] = "1",
+    contexts: Annotated[Any, _list("--contexts", "Prompt lengths, tokens.")] = "2048,16384,65536,262144,524288,1040000",
+    batches: Annotated[Any, _list("--batches", "Requests at each context.")] = "1",
     mixed: Annotated[bool, Option("--mixed", help="Add one batch of mixed contexts.")] = False,
-    mixed_contexts: Annotated[Any, _list("One request each.")] = _MIXED,
-    capacity: Annotated[Any, _list("Request lengths: how many does the KV cache hold at once?")] = None,
+    mixed_contexts: Annotated[Any, _list("--mixed-contexts", "One request each.")] = _MIXED,
+    capacity: Annotated[Any, _list("--capacity", "Request lengths: how many does the KV cache hold at once?")] = None,
     full: Annotated[int | None, Option(min=1, help="Decode as many requests of so many tokens as it holds.")] = None,
     max_requests: Annotated[int, Option(min=1, help="Most of them.")] = 32,
     steps: Annotated[int, Option(min=1, help="Timed decode steps.")] = 250,
@@ -146,7 +122,7 @@ def run(
     cpus: Annotated[Any, Option(parser=_cores, metavar="LIST", help="Pin engines to these cores, like 0-3.")] = "",
     max_model_len: Annotated[int | None, Option(min=1, help="Longest sequence. Default: what is needed.")] = None,
     max_num_batched_tokens: Annotated[int, Option(min=1, help="Prefill chunk.")] = 8192,
-    engine_args: Annotated[Any, Option(parser=_object, metavar="JSON", help="More of vllm.LLM's; they win.")] = "{}",
+    engine_args: Annotated[Any, _JSON] = "{}",
     work: Work = None,
     budget: Annotated[float | None, Option(help="Seconds: start no engine that would be done later.")] = None,
     out: Json = None,
@@ -161,7 +137,7 @@ def run(
     from .plan import Plan, Workload, configurations
 
     batched = {f"{n}x{context}" if n > 1 else f"{context}": (context,) * n for n in batches for context in contexts}
-    batched |= {"mixed": mixed_contexts} if mixed else {}
+    batched |= {"mixed": tuple(mixed_contexts)} if mixed else {}
     with _in(work) as folder:
         try:
             sizes = models.PairSizes(
@@ -237,9 +213,9 @@ def run(
 
 @app.command()
 def micro(
-    batches: Annotated[Any, _list("Requests.")] = "1,8,64,256",
-    groups: Annotated[Any, _list("KV cache groups.")] = "1,2,4",
-    windows: Annotated[Any, _list("draft_window_size values.")] = "512,4032",
+    batches: Annotated[Any, _list("--batches", "Requests.")] = "1,8,64,256",
+    groups: Annotated[Any, _list("--groups", "KV cache groups.")] = "1,2,4",
+    windows: Annotated[Any, _list("--windows", "draft_window_size values.")] = "512,4032",
     max_model_len: Annotated[int, Option(min=1, help="Sets the full table.")] = 1_048_576,
     block_size: Annotated[int, Option(min=1, help="Tokens.")] = 16,
     device: Device = "cuda",
@@ -257,8 +233,8 @@ def micro(
 
 @app.command()
 def equality(
-    methods: Annotated[Any, _named("Drafts", "dspark", "dflash", "eagle3")] = "dspark,dflash",
-    modes: Annotated[Any, _named("CUDA graphs", "eager", "piecewise", "full")] = "eager,piecewise,full",
+    methods: Annotated[Any, _named("--methods", "Drafts", "dspark", "dflash", "eagle3")] = "dspark,dflash",
+    modes: Annotated[Any, _named("--modes", "CUDA graphs", "eager", "piecewise", "full")] = "eager,piecewise,full",
     window: Window = 64,
     requests: Annotated[int, Option(min=1, help="That come and go.")] = 32,
     jobs: Annotated[int, Option(min=1, help="Engines at a time; nothing is timed.")] = 4,
@@ -282,41 +258,3 @@ def equality(
     _console().print(equality.table(results))
     _write(out, results=results, missing=missing, failed_checks=failures)
     _verdict(failures, missing)
-
-
-@app.command()
-def demo_pair(
-    method: Annotated[str, Option(metavar="NAME", help="dspark, dflash or eagle3.")] = "dspark",
-    contexts: Annotated[Any, _list("Prompt lengths, tokens.")] = "512,1024,2048,4096,8192",
-    prompts: Annotated[int, Option(min=2, help="Prompts, without a reference.")] = 16,
-    max_tokens: Annotated[int, Option(min=2, help="Tokens a prompt.")] = 64,
-    window: Window = 512,
-    reference: Annotated[Path | None, Option(help="JSON of a run elsewhere: its prompts, its figures.")] = None,
-    device: Device = "cuda",
-    work: Work = None,
-    out: Json = None,
-) -> None:
-    """Acceptance of the demo pair, off and on, compared with another device (from a clone)."""
-    require_clone("The demo pair")
-    from tools.demo_pair import demo_prompts
-
-    from . import pair, report, session
-
-    there: Any = json.loads(reference.read_text()) if reference else {"method": method, "contexts": {}}
-    if there["method"] != method:
-        raise BadParameter(f"--reference {reference} is a run of {there['method']}, not of {method}")
-    texts = there.get("prompts") or demo_prompts(prompts, max(contexts))
-    if max(contexts) > min(map(len, texts)):
-        raise BadParameter(f"--contexts {max(contexts)} is longer than the prompts of --reference {reference}")
-    with _in(work) as folder:
-        engines = pair.engines(method, window, max(contexts) + max_tokens, folder, device)
-        script = pair.script(texts, contexts, max_tokens, method)
-        results, missing = session.run(engines, script, work=folder, device=device, say=_say)
-    if missing:
-        _verdict([], missing)
-    cells = pair.summarize(results, contexts)
-    rows = pair.compare(cells, there["contexts"])
-    _console().print(pair.table(cells, rows, f"{method}, W={window}, {report.machine(results[0])}"))
-    run = {"method": method, "window": window, "max_tokens": max_tokens, "versions": results[0]["versions"]}
-    _write(out, **run, contexts=cells, prompts=texts, against_reference=rows)
-    _verdict([f"not the reference's acceptance: {row}" for row in rows if not row.get("within_noise", True)], [])

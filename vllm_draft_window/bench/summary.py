@@ -13,7 +13,7 @@ Results = Sequence[dict[str, Any]]
 
 
 def summarize(results: Results, sizes: PairSizes, *, window: int) -> list[dict[str, Any]]:
-    """One entry per workload: per configuration its turns and their median, ratios, floors, token comparison."""
+    """One entry per workload: per configuration its turns and their median, floors, token comparison."""
     bandwidth = median(r["copy_bandwidth"] for r in results)
     block_size = results[0]["engine"]["block_size"]
     entries = []
@@ -24,22 +24,18 @@ def summarize(results: Results, sizes: PairSizes, *, window: int) -> list[dict[s
             turns[result["config"]] = turns.get(result["config"], []) + measured
         turns = {config: measured for config, measured in turns.items() if measured}
         figures = {config: _over_turns(measured) for config, measured in turns.items()}
-        off = figures.get("off")
         entries.append(
             {
                 "workload": name,
                 "contexts": contexts,
                 "configs": figures,
-                # off / config
-                **{
-                    key: {c: off[figure] / f[figure] for c, f in figures.items() if c != "off"} if off else {}
-                    for key, figure in (("ratios", "median_ms"), ("ratios_of_p10", "p10_ms"))
-                },
                 "floor_ms": {
                     side: floor_ms(sizes, contexts, bandwidth, window=cut, block_size=block_size)
                     for side, cut in (("off", None), ("on", window))
                 },
-                "tokens": {c: compare_tokens(turns["off"], t) for c, t in turns.items() if c != "off"} if off else {},
+                "tokens": {
+                    c: compare_tokens(turns["off"], t) for c, t in turns.items() if c != "off" and "off" in turns
+                },
             }
         )
     return entries

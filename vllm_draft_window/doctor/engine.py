@@ -11,27 +11,18 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from vllm_draft_window import parameters
 from vllm_draft_window.doctor.report import BadInput, Finding, Level, State, Verdict
 
 _ONE_ARGUMENT = "put all keys into one --additional-config, as JSON"
 
 
 def json_object(option: str, text: str | None) -> dict[str, Any]:
-    """The value of an option that takes a JSON object; empty where it is not given.
-
-    Raises:
-        BadInput: it is not JSON, or not an object.
-    """
-    if text is None:
-        return {}
-    advice = f"put the whole value in single quotes: {option} '{{\"key\": 1}}'"
+    """See :mod:`vllm_draft_window.parameters`, with advice."""
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{option} is not JSON: {error.msg} at character {error.pos + 1} of {text!r}", advice) from None
-    if not isinstance(value, dict):
-        raise BadInput(f"{option} must be a JSON object, not {text!r}", advice)
-    return value
+        return parameters.json_object(option, text)
+    except ValueError as error:
+        raise BadInput(str(error), f"put the whole value in single quotes: {option} '{{\"key\": 1}}'") from None
 
 
 def check_model(option: str, model: Any) -> None:

@@ -2,7 +2,7 @@
 """Acceptance of one configuration at one context length, its interval over prompts, and a file of such cells."""
 
 import json
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -80,6 +80,15 @@ def interval(samples: np.ndarray) -> tuple[float, float]:
 C = TypeVar("C", bound=Cell)
 
 
+def read_cells(lines: Iterable[str], kind: type[C]) -> tuple[dict[str, Any], dict[Any, C]]:
+    """The settings that a :class:`CellFile` was made with, and its cells by key."""
+    settings, *records = map(json.loads, lines)
+    cells = [
+        kind(**record | {"tokens": tuple(record["tokens"]), "steps": tuple(record["steps"])}) for record in records
+    ]
+    return settings, {cell.key: cell for cell in cells}
+
+
 class CellFile(Generic[C]):
     """JSON lines: settings, then one finished cell a line, so that an interrupted run goes on where it was."""
 
@@ -101,16 +110,13 @@ class CellFile(Generic[C]):
                 return
         except OSError as error:
             raise ValueError(f"cannot write {path}: {error.strerror}; choose another {option}") from None
-        written, *records = map(json.loads, lines)
+        written, self.cells = read_cells(lines, kind)
         differing = sorted(key for key in written.keys() | settings.keys() if written.get(key) != settings.get(key))
         if differing:
             again = "" if fresh is None else ", or --fresh to begin again"
             raise ValueError(
                 f"{path} belongs to a run with another {', '.join(differing)}; choose another {option}{again}"
             )
-        for record in records:
-            cell = kind(**record | {"tokens": tuple(record["tokens"]), "steps": tuple(record["steps"])})
-            self.cells[cell.key] = cell
 
     def add(self, cell: C) -> None:
         with self.path.open("a") as file:

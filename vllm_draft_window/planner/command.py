@@ -83,7 +83,7 @@ def main(
 
     Exit status: 0, also where the window would be off (the output says why); 2 for bad input.
     """
-    from vllm_draft_window.doctor.engine import json_object
+    from vllm_draft_window.parameters import json_object
     from vllm_draft_window.planner.checkpoints import Checkpoint
     from vllm_draft_window.planner.deployment import Deployment, parse_length
     from vllm_draft_window.planner.plan import make_plan

@@ -3,15 +3,21 @@
 
 import hashlib
 import os
+import platform
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+if TYPE_CHECKING:
+    from .verdict import WindowCell
+
 MIN_PROMPTS = 16
 """Fewer prompts than this say nothing about acceptance."""
-DEMO_TEXT = "the demo pair's held-out text"
+MAX_SIGMAS = 3.0
+"""Standard errors of a difference beyond which two devices are said to differ."""
+DEMO_TEXT = f"the demo pair's held-out text, Python {platform.python_version()}"
 
 
 def main(
@@ -40,6 +46,9 @@ def main(
         typer.Option(help="WINDOW=URL of a running server, once for each window and once with off=URL."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for results and for the state to resume from.")] = Path("sweep"),
+    reference: Annotated[
+        Path | None, typer.Option(help="Folder of a sweep of the same prompts on another device, to compare with.")
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin again instead of resuming.")] = False,
     log_level: Annotated[str, typer.Option(help="vLLM's log level.")] = "ERROR",
 ) -> None:
@@ -57,21 +66,22 @@ def main(
           --server off=http://host:8000 --server 2048=http://host:8001
 
     Ctrl-C is safe: the same command goes on behind the last finished cell. Writes sweep.json, sweep.csv and sweep.png.
+    The exit status is 1 where acceptance is not that of --reference within three standard errors.
     """
     os.environ["VLLM_LOGGING_LEVEL"] = log_level
     from vllm_draft_window.measuring.cells import CellFile
     from vllm_draft_window.measuring.columns import measure_columns
+    from vllm_draft_window.parameters import numbers
     from vllm_draft_window.reporting import acceptance_table
 
     from .engines import Engines
     from .report import heading, name, write
     from .servers import Servers
-    from .texts import numbers
-    from .verdict import WindowCell, recommend
+    from .verdict import WindowCell, differences, recommend
 
     console = Console()
     try:
-        lengths = numbers("--contexts", contexts)
+        lengths = sorted(set(numbers("--contexts", contexts)))
         if server:
             sweep: Servers | Engines = Servers(server, max_tokens)
         else:
@@ -79,6 +89,7 @@ def main(
         if prompts_file is None and not sweep.is_demo:
             raise ValueError("--prompts-file is needed: acceptance depends on the text, so sweep your own traffic")
         settings = {"prompts": _prompts_key(prompts_file, lengths), "per_cell": prompts, "max_tokens": max_tokens}
+        elsewhere = _read_reference(reference, settings) if reference else {}
         finished = CellFile(out / "cells.jsonl", WindowCell, settings | sweep.settings, option="--out", fresh=fresh)
         columns = [None, *sweep.windows]
         unfinished = {window: [n for n in lengths if (window, n) not in finished.cells] for window in columns}
@@ -108,6 +119,25 @@ def main(
     )
     paths = write(out, finished.cells, columns, lengths, settings=settings | sweep.settings, verdict=verdict)
     console.print(f"Written: {', '.join(map(str, paths))}", highlight=False)
+    apart = 0
+    for cell, other, sigmas in differences(shown, elsewhere):
+        apart += sigmas > MAX_SIGMAS
+        console.print(f"{heading(cell.window)}, {cell.context} tokens: {cell}, there {other}: {sigmas:.1f} σ apart")
+    raise typer.Exit(1 if apart else 0)
+
+
+def _read_reference(folder: Path, settings: dict[str, Any]) -> "dict[Any, WindowCell]":
+    from vllm_draft_window.measuring.cells import read_cells
+
+    from .verdict import WindowCell
+
+    try:
+        there, cells = read_cells((folder / "cells.jsonl").read_text().splitlines(), WindowCell)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--reference {folder} holds no sweep: {error}") from None
+    if different := [key for key, value in settings.items() if there.get(key) != value]:
+        raise ValueError(f"--reference {folder} is of another {', '.join(different)}")
+    return cells
 
 
 def _prompts_key(path: Path | None, contexts: list[int]) -> str:

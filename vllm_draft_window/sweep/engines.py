@@ -10,9 +10,9 @@ from typing import Any
 
 from vllm_draft_window.clone import require_clone
 from vllm_draft_window.measuring.columns import Measure
+from vllm_draft_window.parameters import json_object, numbers
 
 from .prompts import Counted, Prompts, load_prompts
-from .texts import json_object, numbers
 
 
 class Engines:
@@ -27,7 +27,7 @@ class Engines:
         contexts: list[int],
         max_tokens: int,
     ) -> None:
-        self.windows = numbers("--windows", windows)
+        self.windows = sorted(set(numbers("--windows", windows)))
         self.is_demo = model is None
         if (model is None) != (speculative_config is None):
             raise ValueError("--model and --speculative-config go together: a target and its draft")
@@ -37,9 +37,7 @@ class Engines:
         from tools.demo_pair import DEMO_PAIR, DEMO_SPECULATION
 
         self._model = model or str(DEMO_PAIR / "target")
-        self._speculation = (
-            json_object("--speculative-config", speculative_config) if speculative_config else DEMO_SPECULATION
-        )
+        self._speculation = json_object("--speculative-config", speculative_config) or DEMO_SPECULATION
         drafted = self._speculation.get("num_speculative_tokens")
         if not isinstance(drafted, int):
             raise ValueError("--speculative-config needs num_speculative_tokens, an integer")

@@ -12,9 +12,9 @@ import openai
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_draft_window.measuring.columns import Measure
+from vllm_draft_window.parameters import numbers
 
 from .prompts import Counted, Prompts, load_prompts
-from .texts import numbers
 
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"

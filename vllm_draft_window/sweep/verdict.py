@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which window the measured cells recommend."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,6 +76,16 @@ def recommend(cells: Cells, windows: Sequence[int], contexts: Sequence[int]) -> 
     if hurts:
         reason += f" draft_window_min_context={min(helps)} keeps shorter requests as they are."
     return Verdict(window=window, reason=reason)
+
+
+def differences(here: Cells, there: Cells) -> Iterator[tuple[WindowCell, WindowCell, float]]:
+    """Cells of both sweeps, which had the same prompts, and their difference in its standard errors over prompts."""
+    for key, cell in here.items():
+        if other := there.get(key):
+            # The draws are of the same prompts on both sides.
+            error = float((cell.resampled - other.resampled).std())
+            difference = abs(cell.accepted_length - other.accepted_length)
+            yield cell, other, difference / error if error else 0.0
 
 
 def _list(numbers: Sequence[int]) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from vllm_draft_window.bench import equality, micro, models, pair, report, session, summary
+from vllm_draft_window.bench import equality, micro, models, report, session, summary
 from vllm_draft_window.bench.command import app
 from vllm_draft_window.bench.models import PairSizes
 from vllm_draft_window.bench.plan import CHECKOUT, Plan, Workload, configurations, prompt
@@ -390,28 +390,6 @@ def test_a_batch_that_never_shrinks_proves_nothing():
     results = [served("off", [[1, 2]], batch_sizes=(1, 2, 3))]
     equality.compare(results, [[1]], "cpu")
     assert "did not grow and shrink" in equality.failures(results)[0]
-
-
-def test_two_devices_are_compared_prompt_by_prompt():
-    here = [(8, 2), (4, 2), (6, 2), (6, 2)]
-
-    def against(there):
-        row, _ = pair.compare({"512": {"off": here, "on": here}}, {"512": {"off": there}})
-        return row
-
-    same = against(here)
-    assert same["here"] == same["reference"] == 3.0 and same["sigmas"] == 0 and same["within_noise"]
-    # Each prompt 0.5 or 0.55 lower: little, but more than their spread.
-    lower = against([(t - 1 - 0.1 * (t == 8), s) for t, s in here])
-    assert lower["sigmas"] > 3 and not lower["within_noise"]
-    assert "reference" not in pair.compare({"512": {"off": here, "on": here}}, {})[0]
-
-
-def test_reference_of_another_method_is_refused(tmp_path):
-    reference = tmp_path / "cpu.json"
-    reference.write_text('{"method": "dspark", "prompts": [], "contexts": {}}')
-    refused = CliRunner().invoke(app, ["demo-pair", "--method", "eagle3", "--reference", str(reference)])
-    assert refused.exit_code == 2 and "is a run of dspark" in " ".join(refused.output.replace("│", "").split())
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,11 @@ import pytest
 
 from vllm_draft_window.measuring.cells import CellFile
 from vllm_draft_window.measuring.interrupt import interrupts_kept
+from vllm_draft_window.parameters import json_object, names, numbers
+from vllm_draft_window.sweep.command import _read_reference
 from vllm_draft_window.sweep.prompts import MIN_DISTANCE, load_prompts
 from vllm_draft_window.sweep.report import rows, write
-from vllm_draft_window.sweep.texts import json_object, numbers
-from vllm_draft_window.sweep.verdict import WindowCell, recommend
+from vllm_draft_window.sweep.verdict import WindowCell, differences, recommend
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CONTEXTS = [512, 4096]
@@ -227,13 +229,32 @@ def test_interrupt_that_strikes_in_a_finalizer_is_not_lost():
 
 
 def test_option_values():
-    assert numbers("--windows", "512, 256,512") == [256, 512]
+    assert numbers("--windows", "512, 256,512") == [512, 256, 512]
+    assert names("--only", "b,a", {"a": 1, "b": 2, "c": 3}) == ["b", "a"]
+    with pytest.raises(ValueError, match="--only a,d: d is none of a, b"):
+        names("--only", "a,d", ["a", "b"])
     for bad in ("", "a", "0,5", "-1"):
         with pytest.raises(ValueError, match=f"--windows {bad}"):
             numbers("--windows", bad)
     for bad in ("[1]", "{", '"x"'):
-        with pytest.raises(ValueError, match="--engine-args .* expected a JSON object"):
+        with pytest.raises(ValueError, match="--engine-args (is not JSON|must be a JSON object)"):
             json_object("--engine-args", bad)
+
+
+def test_two_devices_are_compared_prompt_by_prompt(tmp_path):
+    here = sweep_of({None: [3.0, 1.5], 512: [3.0, 2.5]})
+    assert [sigmas for *_, sigmas in differences(here, here)] == [0.0] * 4
+    # A tenth of the steps' tokens less for every prompt: little, but more than their spread.
+    lower = replace(here[None, 512], tokens=tuple(n - 4 - i % 2 for i, n in enumerate(here[None, 512].tokens)))
+    ((_, other, sigmas),) = differences(here, {(None, 512): lower})
+    assert other is lower and sigmas > 3
+    file = CellFile(tmp_path / "cells.jsonl", WindowCell, {"prompts": "a", "model": "b"}, option="--out")
+    file.add(lower)
+    assert _read_reference(tmp_path, {"prompts": "a"}) == {(None, 512): lower}
+    with pytest.raises(ValueError, match="of another prompts"):
+        _read_reference(tmp_path, {"prompts": "c"})
+    with pytest.raises(ValueError, match="holds no sweep"):
+        _read_reference(tmp_path / "nowhere", {})
 
 
 class TestTool:
@@ -292,8 +313,9 @@ class TestTool:
         first = state.read_text()
         assert not (tmp_path / "sweep.json").exists()
 
-        result = self.run("--windows", "256,1024", *settings)
+        result = self.run("--windows", "256,1024", *settings, "--reference", tmp_path)
         assert result.returncode == 0, result.stdout + result.stderr
+        assert "0.0 σ apart" in result.stdout
         assert state.read_text().startswith(first)
         report = json.loads((tmp_path / "sweep.json").read_text())
         accepted = {row["window"]: row["accepted_length"] for row in report["rows"]}
