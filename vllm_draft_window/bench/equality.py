@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from tools.demo_pair import demo_prompts
+from tools.demo_pair.judge import logits_of_last
 
 from . import pair, report
 from .plan import full_graphs
@@ -85,21 +85,8 @@ def compare(results: Sequence[dict[str, Any]], prompts: Sequence[list[int]], dev
 
 def logit_gap(context: list[int], expected: int, got: int, device: str) -> float:
     """How far apart the target itself, in float32, sees two next tokens; relative to the larger logit."""
-    import torch
-
-    with torch.inference_mode():
-        logits = _target(device)(torch.tensor([context], device=device)).logits[0, -1]
-    a, b = logits[[expected, got]].tolist()
+    a, b = logits_of_last([*context, got], 1, device)[0, [expected, got]].tolist()
     return abs(a - b) / max(abs(a), abs(b), 1.0)
-
-
-@cache
-def _target(device: str) -> Any:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(pair.TARGET, dtype=torch.float32)
-    return model.to(device).eval()
 
 
 def failures(results: Sequence[dict[str, Any]]) -> list[str]:
