@@ -109,19 +109,19 @@ def _measure(
 
 def _table(rows: list[dict[str, Any]], window: int, engine: dict[str, str]) -> Table:
     from tools.demo_pair import NUM_SPECULATIVE_TOKENS
+    from vllm_draft_window.reporting import table
 
     names = f"vLLM {engine['vllm']}, {engine['runner']}, {engine['speculator']}"
-    table = Table(
+    return table(
+        ("context length", "draft window off", f"draft_window_size={window}", "tokens equal"),
+        [
+            [str(row["context"]), f"{row['off']:.2f}", f"{row['on']:.2f}", "yes" if row["lossless"] else "[red]NO"]
+            for row in rows
+        ],
         title=f"Mean accepted length (of {NUM_SPECULATIVE_TOKENS + 1}) · {names}",
         caption="accepted draft tokens plus the target's own, per target step; greedy.\n"
         "Each length continues a text of its own, so compare within a row",
     )
-    for heading in ("context length", "draft window off", f"draft_window_size={window}", "tokens equal"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        equal = "yes" if row["lossless"] else "[red]NO"
-        table.add_row(str(row["context"]), f"{row['off']:.2f}", f"{row['on']:.2f}", equal)
-    return table
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance against context length, as a table and as the axes of a plot."""
+"""Tables of figures, and acceptance against context length as one of them and as the axes of a plot."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from rich.console import JustifyMethod
 from rich.table import Table
 
 from .measuring.cells import LEVEL, Cell
@@ -21,13 +22,22 @@ def acceptance_table(
     title: str,
 ) -> Table:
     """Contexts down, columns across; cells that were not measured stay empty."""
-    table = Table(title=title, caption=f"tokens per target step, with {INTERVALS}")
-    for heading in ("context length", *headings.values()):
-        table.add_column(heading, justify="right")
-    for context in sorted({context for column, context in cells if column in headings}):
-        row = [cells.get((column, context)) for column in headings]
-        table.add_row(str(context), *("" if cell is None else str(cell) for cell in row))
-    return table
+    contexts = sorted({context for column, context in cells if column in headings})
+    rows = [[str(context), *(str(cells.get((column, context), "")) for column in headings)] for context in contexts]
+    caption = f"tokens per target step, with {INTERVALS}"
+    return table(["context length", *headings.values()], rows, title=title, caption=caption)
+
+
+def table(
+    headings: Iterable[str], rows: Iterable[Sequence[str]], *, first: JustifyMethod = "right", **options: Any
+) -> Table:
+    """Columns aligned right, but for the ``first``; ``options`` are those of rich's tables."""
+    shown = Table(**options)
+    for i, heading in enumerate(headings):
+        shown.add_column(heading, justify="right" if i else first)
+    for row in rows:
+        shown.add_row(*row)
+    return shown
 
 
 def figure_and_axes(contexts: Collection[int], *, width: float, titles: Sequence[str]) -> tuple[Any, list[Any]]:

@@ -13,8 +13,9 @@ from rich.table import Table
 
 from tools.demo_pair import demo_prompts
 from tools.demo_pair.judge import logits_of_last
+from vllm_draft_window import reporting
 
-from . import pair, report
+from . import pair
 from .plan import full_graphs
 from .session import EngineSpec
 from .summary import engine_failures
@@ -126,4 +127,4 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
     total = sum(map(len, results[0]["tokens"]))
     title = f"Tokens against {results[0]['config']}, {total} in all; requests come and go"
     headings = ["run", "accepted", "equal", "ties, differ", "batch", "builds on window", "replays", "syncs"]
-    return report.table(title, headings, rows)
+    return reporting.table(headings, rows, title=title, first="left")

@@ -17,8 +17,7 @@ from rich.table import Table
 from vllm_ascend.draft_window.bound_launch import bind_on_cuda
 from vllm_ascend.draft_window.geometry import WindowGeometry
 from vllm_ascend.draft_window.inputs import WindowedInputs
-
-from . import report
+from vllm_draft_window import reporting
 
 _QUERIES = 7
 _REPETITIONS = 30
@@ -124,4 +123,4 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
             cells += [f"{us:.1f}" for us in times.values()] + [f"{times[n] / times[first]:.1f}" for n in others]
         lines.append(cells)
     title = f"One refresh of the window, us (full tables of the longest request; medians of {_REPETITIONS})"
-    return report.table(title, headings, lines)
+    return reporting.table(headings, lines, title=title, first="left")

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from vllm_draft_window.reporting import figure_and_axes
+from vllm_draft_window.reporting import figure_and_axes, table
 
 Entries = Sequence[dict[str, Any]]
 
@@ -33,10 +33,10 @@ def print_steps(console: Console, results: Sequence[dict[str, Any]], entries: En
         cells = [f"{m['median_ms']:.2f} ({m['p10_ms']:.2f})" if (m := measured.get(c)) else "-" for c in configs]
         cells += [_ratio(measured.get(a), measured.get(b)) for a, b in ratios]
         rows.append([entry["workload"], *cells, *(f"{entry['floor_ms'][side]:.2f}" for side in ("off", "on"))])
-    console.print(table(title, headings, rows))
+    console.print(table(headings, rows, title=title, first="left"))
     title = "Accepted length per step (random weights: about 1); greedy tokens against off"
     rows = [[entry["workload"], *(_tokens(entry, config) for config in configs)] for entry in entries]
-    console.print(table(title, ["workload", *configs], rows))
+    console.print(table(["workload", *configs], rows, title=title, first="left"))
     for result in results:
         console.print(_engine(result), markup=False, highlight=False)
 
@@ -44,16 +44,6 @@ def print_steps(console: Console, results: Sequence[dict[str, Any]], entries: En
 def machine(result: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if version)
     return f"{result['machine']['device']}: {versions}"
-
-
-def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """The first column is aligned left, numbers right."""
-    shown = Table(title=title)
-    for heading in headings:
-        shown.add_column(heading, justify="left" if heading == headings[0] else "right")
-    for row in rows:
-        shown.add_row(*row)
-    return shown
 
 
 def _ratio(a: dict[str, Any] | None, b: dict[str, Any] | None) -> str:
@@ -106,7 +96,8 @@ def saturation(results: Sequence[dict[str, Any]]) -> Table:
             ]
             row += [figure("{:.0f}", "saturate", result, "tokens_per_s")]
         rows.append(row)
-    return table("What the KV cache holds, and decode when it is full (in brackets: to the first)", headings, rows)
+    title = "What the KV cache holds, and decode when it is full (in brackets: to the first)"
+    return table(headings, rows, title=title, first="left")
 
 
 def plot_steps(path: Path, title: str, entries: Entries, *, window: int) -> None:

@@ -162,6 +162,8 @@ def to_json(plan: "Plan", deployment: "Deployment") -> dict[str, Any]:
 
 
 def show(plan: "Plan", deployment: "Deployment", console: Console) -> None:
+    from vllm_draft_window.reporting import table
+
     facts = Table(show_header=False, title="Draft window", title_justify="left")
     facts.add_row("method, K", f"{deployment.method}, {deployment.num_speculative_tokens}")
     if plan.window:
@@ -181,25 +183,18 @@ def show(plan: "Plan", deployment: "Deployment", console: Console) -> None:
     console.print(facts)
 
     weights = ", weights included" if deployment.with_weights else ""
-    reads = Table(
-        title=f"Read per step on one rank, {deployment.batch} request(s){weights}",
-        title_justify="left",
-        caption="share: of everything that the step reads, target and draft",
-    )
-    for heading in ("context", "draft tokens off", "on", "draft KV off", "on", "target KV", "share off", "share on"):
-        reads.add_column(heading, justify="right")
-    for read in plan.reads:
-        reads.add_row(
-            f"{read.context:,}",
-            f"{read.tokens_off:,}",
-            f"{read.tokens_on:,}",
-            _bytes(read.draft_off),
-            _bytes(read.draft_on),
-            _bytes(read.target),
-            f"{read.share_off:.1%}",
-            f"{read.share_on:.1%}",
-        )
-    console.print(reads)
+    headings = ("context", "draft tokens off", "on", "draft KV off", "on", "target KV", "share off", "share on")
+    reads = [
+        [
+            *(f"{tokens:,}" for tokens in (read.context, read.tokens_off, read.tokens_on)),
+            *map(_bytes, (read.draft_off, read.draft_on, read.target)),
+            *(f"{share:.1%}" for share in (read.share_off, read.share_on)),
+        ]
+        for read in plan.reads
+    ]
+    title = f"Read per step on one rank, {deployment.batch} request(s){weights}"
+    caption = "share: of everything that the step reads, target and draft"
+    console.print(table(headings, reads, title=title, title_justify="left", caption=caption))
     if plan.reclaim:
         show_reclaim(plan.reclaim, deployment, console)
     for warning in plan.warnings:
@@ -209,6 +204,8 @@ def show(plan: "Plan", deployment: "Deployment", console: Console) -> None:
 
 
 def show_reclaim(cache: "CachePlan", deployment: "Deployment", console: Console) -> None:
+    from vllm_draft_window.reporting import table
+
     """What ``draft_window_reclaim`` saves, whether it is asked for or not."""
     if cache.refused is not None:
         console.print(f"[yellow]No reclaim:[/] {escape(cache.refused)}.", highlight=False)
@@ -219,13 +216,12 @@ def show_reclaim(cache: "CachePlan", deployment: "Deployment", console: Console)
         style="italic",
         highlight=False,
     )
-    table = Table()
-    for heading in ("context", "saved", *(("requests at once without", "with") if cache.tokens else ())):
-        table.add_column(heading, justify="right")
-    for saving in cache.savings:
-        fit = (f"{count:,.2f}" for count in saving.requests or ())
-        table.add_row(f"{saving.context:,}", f"{saving.saved:.1%}", *fit)
-    console.print(table)
+    headings = ("context", "saved", *(("requests at once without", "with") if cache.tokens else ()))
+    rows = [
+        [f"{saving.context:,}", f"{saving.saved:.1%}", *(f"{count:,.2f}" for count in saving.requests or ())]
+        for saving in cache.savings
+    ]
+    console.print(table(headings, rows))
     if cache.tokens and cache.concurrency:
         console.print(
             f"vLLM will log a KV cache of {cache.tokens[0]:,} tokens without and {cache.tokens[1]:,} with, and a "
