@@ -11,7 +11,6 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from tools.comparison.simulated import BATCH
 from tools.demo_pair import DEMO_PAIR, DRAFT_FOLDERS, demo_prompts
@@ -19,6 +18,7 @@ from tools.demo_pair.export import load_draft, load_target
 from tools.demo_pair.modeling import Draft, Target
 from tools.demo_pair.simulate import draft_everywhere, generate, sight, walk
 from vllm_draft_window.measuring.cells import Cell, interval
+from vllm_draft_window.reporting import table
 
 SHORT, LONG = 512, 4096
 
@@ -45,17 +45,15 @@ def main(
     for (text, context), rounds in walked.items():
         tokens, steps = zip(*rounds, strict=True)
         cells[text, context] = Cell(context=text, tokens=tokens, steps=steps, seconds=0.0)
-    table = Table(
-        title=f"{method}, W={window}, {prompts} prompts", caption="tokens per target step, and 95 % intervals"
-    )
-    for heading in ("text continues", *(f"drafted after {context} tokens" for context in (SHORT, LONG)), "ratio"):
-        table.add_column(heading, justify="right")
+    rows = []
     for text in (SHORT, LONG):
         short, long = cells[text, SHORT], cells[text, LONG]
         low, high = interval(long.resampled / short.resampled)
         ratio = long.accepted_length / short.accepted_length
-        table.add_row(f"{text} tokens", str(short), str(long), f"{ratio:.3f} [dim]({low:.3f}-{high:.3f})[/]")
-    Console().print(table)
+        rows.append([f"{text} tokens", str(short), str(long), f"{ratio:.3f} [dim]({low:.3f}-{high:.3f})[/]"])
+    headings = ("text continues", *(f"drafted after {context} tokens" for context in (SHORT, LONG)), "ratio")
+    title, caption = f"{method}, W={window}, {prompts} prompts", "tokens per target step, and 95 % intervals"
+    Console().print(table(headings, rows, title=title, caption=caption))
 
 
 @torch.inference_mode()
