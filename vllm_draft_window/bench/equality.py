@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from itertools import product
@@ -11,16 +12,16 @@ from typing import Any
 
 from rich.table import Table
 
-from tools.demo_pair import demo_prompts
+from tools.demo_pair import DEMO_PAIR, DEMO_SPECULATION, DRAFT_FOLDERS, demo_prompts
 from tools.demo_pair.judge import logits_of_last
 from vllm_draft_window import reporting
 
-from . import pair
 from .plan import full_graphs
 from .session import EngineSpec
 from .summary import engine_failures
 
-MODES = ("eager", "piecewise", "full")
+DRAFT_TOKENS = {"dspark": 7, "dflash": 7, "eagle3": 3}
+"""Methods that can be asked for, and the tokens that their drafts propose."""
 MAX_MODEL_LEN = 512
 # A difference of logits that bfloat16 cannot be held to: its unit is 2^-8 of a value, and errors of layers add up.
 _TIE = 2.0**-5
@@ -43,9 +44,18 @@ def churn(count: int) -> dict[str, Any]:
 
 
 def engine_args(method: str, mode: str, window: int | None, work: Path, device: str) -> dict[str, Any]:
-    """Arguments of ``vllm.LLM``."""
-    arguments = pair.engine_args(method, window, work)
-    arguments |= {"max_model_len": MAX_MODEL_LEN, "kv_cache_memory_bytes": 64 << 20}
+    """Arguments of ``vllm.LLM``; a draft that is not in the checkpoint is made from one that is."""
+    draft = _dflash_from_dspark(work / "draft-dflash") if method == "dflash" else DEMO_PAIR / DRAFT_FOLDERS[method]
+    arguments: dict[str, Any] = {
+        "model": str(DEMO_PAIR / "target"),
+        "speculative_config": {"method": method, "model": str(draft), "num_speculative_tokens": DRAFT_TOKENS[method]},
+        "additional_config": {} if window is None else {"draft_window_size": window},
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_batched_tokens": 2048,
+        "max_num_seqs": 8,
+        "enable_prefix_caching": False,
+        "kv_cache_memory_bytes": 64 << 20,
+    }
     if device == "cpu":
         return arguments
     # Several engines share the GPU. One split, so that graphs round as eager execution does.
@@ -55,6 +65,21 @@ def engine_args(method: str, mode: str, window: int | None, work: Path, device: 
     split = {"mode": 3, "backend": "eager", "cudagraph_mode": "PIECEWISE"} if mode == "piecewise" else {}
     arguments["compilation_config"] |= {"cudagraph_capture_sizes": _CAPTURE_SIZES} | split
     return arguments
+
+
+def _dflash_from_dspark(folder: Path) -> Path:
+    """DFlash shares DSpark's layers; trained for other positions, it proposes badly, which is a case of its own."""
+    from safetensors.torch import load_file, save_file
+
+    source = Path(DEMO_SPECULATION["model"])
+    config = json.loads((source / "config.json").read_text()) | {"architectures": ["DFlashDraftModel"]}
+    del config["mask_token_id"], config["target_layer_ids"]
+    weights = load_file(source / "model.safetensors")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    kept = {name: tensor for name, tensor in weights.items() if not name.startswith("markov_head")}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def engines(methods: Sequence[str], modes: Sequence[str], window: int, work: Path, device: str) -> list[EngineSpec]:
