@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares the draft window's options on the demo pair: ``python -m tools.compare_options --help``."""
 
-import hashlib
 import importlib.metadata
 import itertools
 import os
@@ -124,17 +123,8 @@ def run_engines(
 
     columns = measure_columns(console, contexts, opened, prompts=prompts, name=lambda key: f"{key[1]}, {key[2]}")
     for (source, method, label), context, measured, seconds in columns:
-        tokens, steps = zip(*measured.target_steps(max_tokens), strict=True)
-        yield Result(
-            source=source,
-            method=method,
-            column=label,
-            context=context,
-            tokens=tokens,
-            steps=steps,
-            output=hashlib.sha256(repr(measured.tokens).encode()).hexdigest()[:16],
-            seconds=round(seconds, 1),
-        )
+        key = source, method, label, context
+        yield Result.of(key, measured.target_steps(max_tokens), measured.tokens, seconds)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is measured for one set of options, on the engine or in the simulation."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from vllm_draft_window.measuring.cells import Cell
 
@@ -23,6 +25,22 @@ class Result(Cell):
     method: str
     column: str
     output: str
+
+    @classmethod
+    def of(cls, key: Key, counted: Sequence[tuple[int, int]], outputs: Any, seconds: float) -> "Result":
+        """From tokens and target steps of each prompt, and the output tokens of all."""
+        source, method, column, context = key
+        tokens, steps = zip(*counted, strict=True)
+        return cls(
+            source=source,
+            method=method,
+            column=column,
+            context=context,
+            tokens=tokens,
+            steps=steps,
+            output=hashlib.sha256(repr(outputs).encode()).hexdigest()[:16],
+            seconds=round(seconds, 1),
+        )
 
     @property
     def key(self) -> Key:

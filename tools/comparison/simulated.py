@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same cells in plain torch: the prompts go through the target once, and every column drafts over them."""
 
-import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -41,20 +40,9 @@ def simulate(
         num_tokens=max_tokens - 1,
         batch=BATCH,
     )
-    output = hashlib.sha256(repr(outputs).encode()).hexdigest()[:16]
-    seconds = round((time.perf_counter() - started) / len(cells), 1)
+    seconds = (time.perf_counter() - started) / len(cells)
     for (method, label), rounds in walked.items():
-        tokens, steps = zip(*rounds, strict=True)
-        yield Result(
-            source=SOURCE,
-            method=method,
-            column=label,
-            context=context,
-            tokens=tokens,
-            steps=steps,
-            output=output,
-            seconds=seconds,
-        )
+        yield Result.of((SOURCE, method, label, context), rounds, outputs, seconds)
 
 
 def _sight(column: Column) -> Sight:

@@ -6,12 +6,9 @@ The two block tables in it come from the window's own arithmetic, not from the d
 
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from vllm_ascend.draft_window.geometry import WindowGeometry
@@ -99,9 +96,9 @@ def _draw_tables(axes: Axes) -> None:
 
 
 def draw(path: Path) -> None:
-    figure, (top, bottom) = plt.subplots(2, 1, figsize=(10, 6), dpi=120, height_ratios=(4.1, 2.9))
+    figure = Figure(figsize=(10, 6), dpi=120)
+    top, bottom = figure.subplots(2, 1, height_ratios=(4.1, 2.9))
     _draw_step(top)
     _draw_tables(bottom)
     figure.tight_layout()
     figure.savefig(path)
-    plt.close(figure)
