@@ -76,8 +76,11 @@ class HostDecidedWindow(WindowedDraft):
         query_start_loc: np.ndarray | None = None,
         replayed: bool = False,
     ) -> Any:
-        if not self.host_decides or self.capturing:  # a capture has no lengths
+        if not self.host_decides:
             return super().build(build, reader, upper_bound, num_reqs, num_rows, step, query_start_loc, replayed)
+        if self.capturing:  # lengths are of no request, and a graph would repeat the launch behind the host's back
+            with self.inputs.in_place_of_originals(reader):
+                return build(upper_bound)
         # [num_reqs]
         host_lens = reader.input_batch.seq_lens_np[:num_reqs] + step
         self.planned.replayed = replayed
@@ -109,6 +112,7 @@ class AscendParallelSeam(ParallelSeam):
 class AscendTargetDependentSeam(TargetDependentSeam):
     """In front of vLLM-Ascend's EAGLE, EAGLE3 and MTP."""
 
+    window: HostDecidedWindow | None
     input_batch: Any
     _first_step: Metadata = None
 
@@ -167,7 +171,6 @@ class AscendTargetDependentSeam(TargetDependentSeam):
             return super().build_draft_attn_metadatas(num_reqs_padded, is_draft_model_prefill)
         if is_draft_model_prefill:  # built just before, see TargetDependentSeam.propose
             return [self._first_step]
-        assert isinstance(window, HostDecidedWindow)
         metadata = self._build_draft_attn_metadata(
             batch.num_reqs,
             num_reqs_padded,
