@@ -61,7 +61,7 @@ def through_v1(batch: ParityBatch) -> Windowed:
     full = metadata.seq_lens.clamp(max=case.limit)
     adapter.apply(metadata)
     cropped = [
-        (metadata.block_table_tensor if size == alignment and i == first else adapter.crop_group(table, size)).numpy()
+        metadata.block_table_tensor if size == alignment and i == first else adapter.crop_group(table, block_size=size)
         for i, (table, size) in enumerate(zip(tables, case.block_sizes, strict=True))
     ]
     return Windowed(
@@ -69,7 +69,7 @@ def through_v1(batch: ParityBatch) -> Windowed:
         length=metadata.seq_lens.numpy(),
         exact_host=metadata._seq_lens_cpu.numpy(),
         host_bound=metadata.seq_lens_cpu_upper_bound.numpy(),
-        tables=tuple(cropped),
+        tables=tuple(table.numpy() for table in cropped),
     )
 
 

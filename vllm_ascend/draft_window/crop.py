@@ -93,7 +93,8 @@ class WindowCrop:
         """
         # [num_reqs]
         seq_lens = _clip(seq_lens, 0, self.limit)
-        start = _round_down(_clip(seq_lens - self.reach(queries, lookahead), 0, self.limit), self.alignment)
+        blocks = _whole_blocks(_clip(seq_lens - self.reach(queries, lookahead), 0, self.limit), self.alignment)
+        start = blocks * self.alignment
         return start, seq_lens - start
 
     def removed_by_host(self, seq_lens: np.ndarray, *, queries: int | np.ndarray, lookahead: int = 0) -> np.ndarray:
@@ -109,14 +110,12 @@ class WindowCrop:
     ) -> np.ndarray:
         """Windowed length that no device length in ``[upper_bound - max_rejected, upper_bound]`` exceeds.
 
-        The windowed length is a sawtooth in ``s``: beyond the first crop it rises from ``reach`` to ``reach + b - 1``
-        and falls back at every block edge, so a range that holds an edge holds the peak before it.
+        The windowed length rises up to ``reach + b - 1`` and falls back at every block edge: a range with an edge in it
+        holds that peak.
         """
-        upper, lower = (_clip(bound, 0, self.limit) for bound in (upper_bound, upper_bound - max_rejected))
-        reach = self.reach(queries, lookahead)
-        past_edge = (upper - reach) % self.alignment
-        tooth = np.where(past_edge < upper - lower, self.alignment - 1, past_edge)
-        return np.where(upper < reach + self.alignment, upper, reach + tooth)
+        removed, _ = self.lengths(upper_bound - max_rejected, queries=queries, lookahead=lookahead)
+        peak = self.reach(queries, lookahead) + self.alignment - 1
+        return np.minimum(_clip(upper_bound, 0, self.limit) - removed, peak)
 
     def crop_block_table(
         self,
@@ -168,8 +167,3 @@ def _clip(values: IntArray, low: Any, high: Any) -> IntArray:
 def _whole_blocks(tokens: IntArray, size: int) -> IntArray:
     """``tokens // size``; a shift costs half of a division, which some devices leave to the host."""
     return tokens >> (size.bit_length() - 1) if size & (size - 1) == 0 else tokens // size
-
-
-def _round_down(tokens: IntArray, size: int) -> IntArray:
-    """``tokens // size * size``."""
-    return tokens & -size if size & (size - 1) == 0 else tokens // size * size

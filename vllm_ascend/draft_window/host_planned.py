@@ -23,7 +23,7 @@ class HostPlannedWindow:
     Attributes:
         seq_lens: windowed lengths, int32, [max_num_reqs].
         block_tables: cropped tables, one per draft KV cache group, int32, [max_num_reqs, columns].
-        removed: tokens that the last build took out of each request, int32, [num_reqs].
+        removed: tokens that the last build took out of each request, int32, [max_num_reqs].
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class HostPlannedWindow:
         self.seq_lens, self.block_tables = seq_lens, list(block_tables)
         self._group_ids = tuple(group_ids)
         self._pin_memory = is_pin_memory_available()
-        self.removed: np.ndarray = np.zeros(0, dtype=np.int32)
+        self.removed: np.ndarray = np.zeros(len(seq_lens), dtype=np.int32)
 
     def build(
         self,
@@ -73,9 +73,8 @@ class HostPlannedWindow:
         limit = self.geometry.limit
         # [num_reqs]
         host: np.ndarray = np.zeros(num_reqs, dtype=np.int32)
-        removed: np.ndarray = np.zeros(num_reqs, dtype=np.int32)
-        live = len(host_lens)
-        self.removed = removed
+        removed, live = self.removed[:num_reqs], len(host_lens)
+        self.removed.fill(0)
         removed[:live] = self.geometry.removed_by_host(host_lens, queries=queries, lookahead=lookahead)
         host[:live] = np.minimum(host_lens, limit) - removed[:live]
         if self._cuts(removed):

