@@ -34,12 +34,12 @@ if self.draft_window is not None and attn_metadata is not None:
 """
 _METHODS = (
     '''
-def _windowed_build(self, step: int) -> Callable[..., Any] | None:
+def _windowed_build(self, num_reqs: int, step: int) -> Callable[..., Any] | None:
     """What the build of a later forward goes through, one query token per request."""
-    if self.draft_window is None:
+    # A graph would repeat the crop of its capture at every replay.
+    if self.draft_window is None or torch.npu.is_current_stream_capturing():
         return None
-    assert self.input_batch is not None
-    host_lens = self._get_seq_lens_cpu().numpy()[: self.input_batch.num_reqs] + step
+    host_lens = self._get_seq_lens_cpu().numpy()[:num_reqs] + step
     return partial(self.draft_window.build, host_lens=host_lens, lookahead=self.num_speculative_steps - step)
 ''',
     '''
@@ -105,7 +105,7 @@ def window_speculators(tree: Tree) -> None:
 
     def through_window(node: cst.CSTNode, _: object) -> cst.CSTNode:
         assert isinstance(node, cst.With)
-        window = cst.WithItem(cst.parse_expression("build_attn_metadata_wrapper(self._windowed_build(step))"))
+        window = cst.WithItem(cst.parse_expression("build_attn_metadata_wrapper(self._windowed_build(num_reqs, step))"))
         factory = m.replace(node.items[0], m.ParenthesizedWhitespace(), deeper)
         assert isinstance(factory, cst.WithItem)
         inside = cst.ParenthesizedWhitespace(indent=True, last_line=cst.SimpleWhitespace("    "))

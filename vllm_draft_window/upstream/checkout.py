@@ -33,10 +33,6 @@ class Tree:
             raise Refused(f"{path} is not in the checkout. Upstream moved, so its edit has to be looked at again.")
         return text
 
-    def files_with(self, text: str, folder: str) -> list[str]:
-        """Python files of the commit itself, without the edits, that contain a text."""
-        return self._checkout.files_with(self._commit, text, f"{folder}*.py")
-
     def write(self, path: str, text: str) -> None:
         if text != self.get(path):
             self._texts[path] = text
@@ -70,10 +66,7 @@ class Checkout:
         if changes:
             listed = ", ".join(line[3:] for line in changes[:3]) + (", …" if len(changes) > 3 else "")
             raise Refused(f"{path} has {len(changes)} local change(s) ({listed}); commit, stash or remove them first")
-        name, email = (
-            self.git("config", "--default", "", "user.name"),
-            self.git("config", "--default", "", "user.email"),
-        )
+        name, email = (self.git("config", "--default", "", f"user.{key}") for key in ("name", "email"))
         if not name or not email:
             raise Refused("the commits are signed off: set git's user.name and user.email first")
         self.sign_off = f"Signed-off-by: {name} <{email}>"
@@ -96,23 +89,6 @@ class Checkout:
         # Not git(): a file's own blank lines at its end stay.
         command = ["git", "-C", str(self.path), "show", f"{commit}:{path}"]
         return subprocess.run(command, check=True, capture_output=True).stdout.decode("utf-8")
-
-    def files_with(self, commit: str, text: str, pattern: str) -> list[str]:
-        command = [
-            "git",
-            "-C",
-            str(self.path),
-            "grep",
-            "--name-only",
-            "--fixed-strings",
-            "-e",
-            text,
-            commit,
-            "--",
-            pattern,
-        ]
-        found = subprocess.run(command, capture_output=True, encoding="utf-8").stdout
-        return [line.partition(":")[2] for line in found.splitlines()]
 
     def find_commit(self, reference: str) -> str | None:
         try:

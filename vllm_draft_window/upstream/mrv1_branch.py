@@ -4,7 +4,7 @@
 import libcst.matchers as m
 
 from .checkout import Tree
-from .in_tree import PACKAGE, adapter, geometry, template
+from .in_tree import PACKAGE, adapter, ours, template
 from .python_source import Source, assigns, mentions
 from .test_config import add_dependency
 
@@ -21,11 +21,7 @@ _METADATA_POSITIONS = m.Attribute(value=m.Name("common_attn_metadata"), attr=m.N
 _INIT = '''\
 def _init_draft_window(self, block_size: int) -> None:
     """Limit draft attention to the newest ``draft_window_size`` tokens, from a multiple of ``block_size`` on."""
-    window = get_ascend_config().draft_window_size
-    if window is not None and not self.supports_draft_window:
-        logger.warning("draft_window_size=%s is ignored: %s has no draft window.", window, type(self).__name__)
-        window = None
-    self.draft_window_size = window
+    self.draft_window_size = window = get_ascend_config().draft_window_size
     if window is None:
         return
     tokens = self.num_speculative_tokens
@@ -46,6 +42,12 @@ def _init_draft_window(self, block_size: int) -> None:
         read_from=@PARALLEL@ if parallel else "_seq_lens_cpu",
     )
 '''
+_NO_WINDOW = '''\
+def _init_draft_window(self, block_size: int) -> None:
+    """The loop over the steps, which is this class's own, applies none."""
+    if (window := get_ascend_config().draft_window_size) is not None:
+        logger.warning("draft_window_size=%s is ignored: %s has no draft window.", window, type(self).__name__)
+'''
 _OPTION = """
 draft_window_size = additional_config.get("draft_window_size")
 if draft_window_size is not None and (type(draft_window_size) is not int or draft_window_size < 1):
@@ -60,12 +62,8 @@ if self.draft_window_size is not None:
 _CROP = """
 if block_table is not None and self.draft_window_size is not None:
     common_attn_metadata.block_table_tensor = self.sliding_window.crop_group(
-        common_attn_metadata.block_table_tensor, attn_group.kv_cache_spec.block_size
+        common_attn_metadata.block_table_tensor, gid, attn_group.kv_cache_spec.block_size
     )
-"""
-_UNSUPPORTED = """
-# Its loop over the steps does not apply one.
-supports_draft_window = False
 """
 _LENGTHEN = """
 if self.draft_window_size is not None:
@@ -82,7 +80,7 @@ def add_option(tree: Tree) -> None:
 
 def write_geometry(tree: Tree) -> None:
     tree.write(f"{PACKAGE}/__init__.py", "")
-    tree.write(f"{PACKAGE}/geometry.py", geometry())
+    tree.write(f"{PACKAGE}/geometry.py", ours("crop.py"))
     # Whatever tests a proposer tests what it computes with.
     proposers = ("llm_base_proposer", "dflash_proposer", "dspark_proposer")
     add_dependency(tree, PACKAGE, beside=[f"vllm_ascend/spec_decode/{name}.py" for name in proposers])
@@ -98,17 +96,19 @@ def mend_adapter(tree: Tree) -> None:
 
 
 def mend_proposers(tree: Tree) -> None:
-    in_attention = tree.files_with(_PARALLEL_HOST_LENGTHS, "vllm_ascend/attention/")
+    in_attention = _PARALLEL_HOST_LENGTHS in tree.read("vllm_ascend/attention/utils.py")
     path, base = _BASE
     source = Source(path, tree.read(path))
-    source.add_class_attributes(base, "supports_draft_window = True\n")
+    # Both are read where draft_window_size is set only.
+    source.add_class_attributes(base, "sliding_window: SlidingWindowAdapter\n")
+    source.replace_lines(base, "__init__", [assigns("sliding_window")], "sliding_window", "")
     building = m.If(body=mentions(m.Call(func=m.Name("SlidingWindowAdapter"))))
     source.replace_lines(
         base,
         "load_model",
         [assigns("draft_window_size"), building],
         "the SlidingWindowAdapter of draft_window_size",
-        "# Sliding-window draft attention.\nself._init_draft_window(self.kernel_block_size)\n",
+        "self._init_draft_window(self.kernel_block_size)\n",
     )
     init = _INIT.replace("@PARALLEL@", f'"{_PARALLEL_HOST_LENGTHS if in_attention else "seq_lens"}"')
     source.add_method(base, init, before="_maybe_share_embeddings")
@@ -129,9 +129,8 @@ def mend_proposers(tree: Tree) -> None:
 
     path, step3p5 = _STEP3P5
     source = Source(path, tree.read(path))
-    source.add_class_attributes(
-        step3p5, "# Its loop over the steps does not apply one.\nsupports_draft_window = False\n"
-    )
+    source.add_method(step3p5, _NO_WINDOW, before="dummy_run")
+    source.add_import("from vllm.logger import logger")
     tree.write(path, source.text)
 
 

@@ -6,7 +6,7 @@ import libcst.matchers as m
 
 from .checkout import Tree
 from .docs import add_option, add_section
-from .in_tree import PACKAGE, host_planned, template
+from .in_tree import PACKAGE, ours, template
 from .python_source import Source
 from .test_config import add_dependency
 
@@ -28,19 +28,11 @@ self.draft_window = make_draft_window(
     max_queries=self.num_query_per_req,
 )
 """
-_BUILD = '''
-def _windowed_build(self) -> Callable[..., Any] | None:
-    """What a metadata build goes through; lengths on the host count this step's drafts, accepted or not."""
-    if self.draft_window is None:
-        return None
-    assert self.input_batch is not None
-    host_lens = self.input_batch.seq_lens_np[: self.input_batch.num_reqs] + self.num_query_per_req
-    return partial(self.draft_window.build, host_lens=host_lens, queries=self.num_query_per_req)
-'''
+_BUILD = "windowed_build(self.draft_window, self.input_batch, self.num_query_per_req)"
 
 
 def write_window(tree: Tree) -> None:
-    tree.write(f"{PACKAGE}/host_planned.py", host_planned())
+    tree.write(f"{PACKAGE}/host_planned.py", ours("host_planned.py"))
     tree.write("tests/ut/worker/v2/test_host_planned_window.py", template("parallel/test_host_planned_window.py.txt"))
 
 
@@ -51,16 +43,12 @@ def window_speculators(tree: Tree) -> None:
         source = Source(path, tree.read(path))
         source.add_class_attributes(speculator, "draft_window: HostPlannedWindow | None = None\n")
         source.append_to(speculator, "set_attn", _SET)
-        source.add_method(speculator, _BUILD, before="propose")
         wrapper = m.Call(func=m.Name(_WRAPPER), args=[])
-        source.replace_in_class(speculator, wrapper, f"{_WRAPPER}(self._windowed_build())")
-        for statement in (
-            "from collections.abc import Callable",
-            "from functools import partial",
-            "from vllm_ascend.draft_window.host_planned import HostPlannedWindow",
-            "from vllm_ascend.worker.v2.spec_decode.draft_window import make_draft_window",
-        ):
-            source.add_import(statement)
+        source.replace_in_class(speculator, wrapper, f"{_WRAPPER}({_BUILD})")
+        source.add_import("from vllm_ascend.draft_window.host_planned import HostPlannedWindow")
+        source.add_import(
+            "from vllm_ascend.worker.v2.spec_decode.draft_window import make_draft_window, windowed_build"
+        )
         tree.write(path, source.text)
     add_dependency(tree, PACKAGE, beside=[V2])
     tree.write("tests/ut/worker/v2/test_draft_window.py", template("parallel/test_draft_window.py.txt"))

@@ -27,8 +27,10 @@ PROMPTS = [source_code(length) for length in (40, 150, 330, 1016)]
 CHUNK = 200  # longer than the window
 
 
-def draft(layout, folder):
-    return eagle3_draft.speculation(folder, num_tokens=3) if layout == "eagle3" else speculation(layout, folder)
+def draft(layout, folder, num_tokens=3):
+    return (
+        eagle3_draft.speculation(folder, num_tokens=num_tokens) if layout == "eagle3" else speculation(layout, folder)
+    )
 
 
 def in_chunks(engine):
@@ -76,9 +78,24 @@ def check_autoregressive(engine, tokens_without_draft):
     assert all(any(graph.replays for graph in of_phase) for of_phase in graphs)
 
 
-def test_eagle3_of_model_runner_v2(tokens_without_draft, tmp_path):
-    with ascend_engine(draft("eagle3", tmp_path), draft_window_size=WINDOW) as engine:
+@pytest.mark.parametrize("num_tokens", [1, 3, 7])
+def test_eagle3_of_model_runner_v2(num_tokens, tokens_without_draft, tmp_path):
+    with ascend_engine(draft("eagle3", tmp_path, num_tokens), draft_window_size=WINDOW) as engine:
         check_autoregressive(engine, tokens_without_draft)
+
+
+@pytest.mark.parametrize(
+    ("method", "upstreams"), [("_window_first_step", lambda *_: {}), ("_windowed_build", lambda *_: None)]
+)
+def test_a_forward_without_the_window_is_noticed(method, upstreams, tmp_path, monkeypatch):
+    """Negative controls."""
+    with ascend_engine(draft("eagle3", tmp_path), draft_window_size=WINDOW) as engine:
+        monkeypatch.setattr(engine.speculator, method, upstreams)
+        with (
+            pytest.raises(AssertionError, match=r"(request|row) \d"),
+            compared(engine.speculator, WINDOW, HostPlannedReference) as reference,
+        ):
+            run(engine, reference)
 
 
 def test_an_mtp_head_of_model_runner_v2(tmp_path):
