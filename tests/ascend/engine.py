@@ -100,8 +100,8 @@ def ascend_engine(
     """An engine whose model runner, of that version, is vLLM-Ascend's; ``options`` go into ``additional_config``."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(runner == 2))
     acl_graph._graph_params = acl_graph._draft_graph_params = None
-    attention_utils.enable_dcp.cache_clear()
-    attention_utils.enable_pcp.cache_clear()
+    for name in {"enable_dcp", "enable_pcp"} & set(vars(attention_utils)):  # 0.26 has the first only
+        vars(attention_utils)[name].cache_clear()
     with Engine(
         model,
         speculative_config=speculation,

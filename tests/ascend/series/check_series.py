@@ -21,7 +21,7 @@ from tests.e2e.drafts import speculation
 from tests.parity import eagle3_draft
 
 WINDOW = 64
-MAX_TOKENS = 6
+MAX_TOKENS = 8
 # Below the window, inside its rounding to blocks of 128, beyond, and up to the end of max_model_len.
 PROMPTS = [source_code(length) for length in (40, 150, 330, 1016)]
 CHUNK = 200  # longer than the window
