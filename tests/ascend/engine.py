@@ -26,6 +26,7 @@ from tools.demo_pair import DEMO_PAIR
 from vllm_ascend.ascend_config import init_ascend_config
 from vllm_ascend.attention import utils as attention_utils
 from vllm_ascend.compilation import acl_graph
+from vllm_ascend.ops.triton import triton_utils
 from vllm_ascend.sample import rejection_sampler
 from vllm_ascend.worker import model_runner_v1
 from vllm_ascend.worker.v2.model_runner import NPUModelRunner
@@ -42,6 +43,7 @@ class RunnerOnCpu(NPUModelRunner):
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         init_ascend_config(vllm_config)
+        triton_utils.init_device_properties_triton()
         super().__init__(vllm_config, device)
 
     def warming_up_model(self) -> None:
