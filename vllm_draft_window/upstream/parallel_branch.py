@@ -28,7 +28,7 @@ self.draft_window = make_draft_window(
     max_queries=self.num_query_per_req,
 )
 """
-_BUILD = "windowed_build(self.draft_window, self.input_batch, self.num_query_per_req)"
+_BUILD = "windowed_build(self)"
 
 
 def write_window(tree: Tree) -> None:

@@ -56,10 +56,12 @@ def test_parallel_drafts_of_model_runner_v2(layout, tokens_without_draft, tmp_pa
         assert type(speculator).__module__.startswith("vllm_ascend.worker.v2") and speculator.draft_window is not None
         with compared(speculator, WINDOW, HostPlannedParallelReference) as reference:
             assert run(engine, reference) == tokens_without_draft
-        capture_graphs(speculator, (4,))
+        # vLLM-Ascend 0.26 gives a padded batch query lengths without padding, window or not.
+        pads = hasattr(speculator, "_update_draft_attn_metadata")
+        capture_graphs(speculator, (4,) if pads else (1, 2, 3, 4))
         with compared(speculator, WINDOW, HostPlannedParallelReference) as reference:
             assert run(engine, reference) == tokens_without_draft
-        assert all(captured.replays for captured in speculator.query_cudagraph_manager.graphs.values())
+        assert any(captured.replays for captured in speculator.query_cudagraph_manager.graphs.values())
 
 
 def check_autoregressive(engine, expected):
