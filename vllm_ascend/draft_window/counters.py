@@ -14,6 +14,8 @@ from prometheus_client.registry import Collector
 from vllm import envs
 from vllm.logger import logger
 
+from .auto import WindowChooser
+from .auto_counters import ArmCounters
 from .ranks import speaks
 
 _LABELS = ("model_name", "engine")
@@ -21,6 +23,12 @@ _NAMES = {
     "builds": "Number of draft forwards while a draft window is in force, each with attention metadata of its own.",
     "windowed_rows": "Number of requests, summed over draft forwards, from which the draft window removed tokens.",
     "skipped_kv_tokens": "Number of KV cache tokens, per draft layer, that windowed rows did not read.",
+}
+# With draft_window_size "auto", by size drawn and by the longest context of the bucket.
+_ARM_LABELS = (*_LABELS, "context", "arm")
+_ARM_NAMES = {
+    "arm_accepted_tokens": "Number of tokens that the target kept of verified proposals, its own one included.",
+    "arm_proposals": "Number of proposals that the target has verified.",
 }
 
 
@@ -37,11 +45,15 @@ class _DraftWindowCollector(Collector):
         self.counters = [
             Counter(f"vllm:draft_window_num_{name}", text, _LABELS, registry=None) for name, text in _NAMES.items()
         ]
+        self.arm_counters = [
+            Counter(f"vllm:draft_window_num_{name}", text, _ARM_LABELS, registry=None)
+            for name, text in _ARM_NAMES.items()
+        ]
 
     def collect(self) -> Iterable[Metric]:
         for engine in list(self.engines):
             engine.publish()
-        return (metric for counter in self.counters for metric in counter.collect())
+        return (metric for counter in (*self.counters, *self.arm_counters) for metric in counter.collect())
 
 
 @cache
@@ -70,13 +82,12 @@ class DraftWindowCounters:
         self._totals = self._published = self._logged = (0, 0, 0)
         self._publishing = threading.Lock()
         self._timer: threading.Timer | None = None
+        self._arms: ArmCounters | None = None
         if self._enabled:
             parallel_config, model = vllm_config.parallel_config, vllm_config.model_config.served_model_name
-            collector = _collector()
-            self._counters = [
-                counter.labels(model, str(parallel_config.data_parallel_index)) for counter in collector.counters
-            ]
-            collector.engines.add(self)
+            self._labels = model, str(parallel_config.data_parallel_index)
+            self._counters = [counter.labels(*self._labels) for counter in _collector().counters]
+            _collector().engines.add(self)
 
     @property
     def builds(self) -> int:
@@ -113,6 +124,11 @@ class DraftWindowCounters:
             self._timer.daemon = True
             self._timer.start()
 
+    def watch(self, chooser: WindowChooser) -> None:
+        """Count and log too what ``auto`` learns."""
+        if self._enabled:
+            self._arms = ArmCounters(chooser, _collector().arm_counters, self._labels)
+
     def publish(self) -> None:
         """Bring the Prometheus counters up to date."""
         with self._publishing:
@@ -120,6 +136,8 @@ class DraftWindowCounters:
             for counter, total, before in zip(self._counters, totals, self._published, strict=True):
                 counter.inc(total - before)
             self._published = totals
+            if self._arms is not None:
+                self._arms.publish()
 
     def log(self) -> None:
         """Log what was counted since the last line."""
@@ -137,3 +155,5 @@ class DraftWindowCounters:
             tokens,
             tokens / rows if rows else 0.0,
         )
+        if self._arms is not None and (line := self._arms.line()):
+            logger.info("Draft windows drawn: %s", line)

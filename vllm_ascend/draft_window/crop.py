@@ -91,10 +91,13 @@ class WindowCrop:
         Returns:
             ``(start, length)``, both like ``seq_lens``: tokens in front of the window, and what is left to read.
         """
+        return self.cut(seq_lens, self.reach(queries, lookahead))
+
+    def cut(self, seq_lens: IntArray, reach: Any) -> tuple[IntArray, IntArray]:
+        """The same for a known reach."""
         # [num_reqs]
         seq_lens = _clip(seq_lens, 0, self.limit)
-        blocks = _whole_blocks(_clip(seq_lens - self.reach(queries, lookahead), 0, self.limit), self.alignment)
-        start = blocks * self.alignment
+        start = _whole_blocks(_clip(seq_lens - reach, 0, self.limit), self.alignment) * self.alignment
         return start, seq_lens - start
 
     def removed_by_host(self, seq_lens: np.ndarray, *, queries: int | np.ndarray, lookahead: int = 0) -> np.ndarray:

@@ -15,6 +15,8 @@ How far back a forward reaches depends on whose W it has to keep, see :class:`Ro
     EVERY    reach = W - K + q - 1
     MASKED   reach = W + q - 1
 
+W may be smaller for some requests: bounds and columns are those of the largest, so nothing else changes.
+
 Cutting ``removed`` tokens out of the middle says everything: both edges are multiples of ``b``, so every group can cut
 at the same token, and a request from which nothing is removed keeps its lengths and its columns. The gate looks at
 ``s + K``, which all steps of a proposal share. So does the start, but not with a mask: then every step moves on, since
@@ -69,13 +71,20 @@ class WindowGeometry(WindowCrop):
         cropped = self.reach(queries, lookahead) + self.alignment - 1 + self.aligned_sink
         return min(max(cropped, self.gate(lookahead) - 1) + self.max_rejected, self.limit)
 
-    def reach(self, queries: Any, lookahead: int) -> Any:
-        """How far back from ``s`` a request reads before rounding. An int for an int, an array for an array."""
-        room = self.window if self.rows is Rows.MASKED else self.window - lookahead
-        uniform = isinstance(queries, int)
+    def reach(self, queries: Any, lookahead: int, windows: Any = None) -> Any:
+        """How far back from ``s`` a request reads before rounding. An int for ints, an array where one is given.
+
+        Args:
+            windows: W of each request, [num_reqs], where they differ.
+        """
+        room = self.window if windows is None else windows
+        if self.rows is not Rows.MASKED:
+            room = room - lookahead
         if self.rows is Rows.NEWEST:
-            return max(room, queries) if uniform else queries.clip(min=room)
-        return room - 1 + (queries if uniform else queries.clip(min=0))  # a padding row's may be anything
+            many, other = (queries, room) if isinstance(room, int) else (room, queries)
+            return max(many, other) if isinstance(many, int) else many.clip(min=other)
+        # A padding row's queries may be anything.
+        return room - 1 + (queries if isinstance(queries, int) else queries.clip(min=0))
 
     def first_cropped(self, *, queries: int, lookahead: int = 0) -> int:
         """Smallest ``s`` that the window changes; shorter requests keep their lengths and tables bit for bit."""
@@ -83,9 +92,15 @@ class WindowGeometry(WindowCrop):
         # Above `limit` nothing is removed yet, but the length is clamped.
         return min(max(reach + self.aligned_sink + self.alignment, self.gate(lookahead)), self.limit + 1)
 
-    def lengths(self, seq_lens: IntArray, *, queries: int | IntArray, lookahead: int = 0) -> tuple[IntArray, IntArray]:
-        """As without the options; ``(removed, length)``: tokens taken out behind the sink, and what is left to read."""
-        start, length = super().lengths(seq_lens, queries=queries, lookahead=lookahead)
+    def lengths(
+        self, seq_lens: IntArray, *, queries: int | IntArray, lookahead: int = 0, windows: IntArray | None = None
+    ) -> tuple[IntArray, IntArray]:
+        """As without the options; ``(removed, length)``: tokens taken out behind the sink, and what is left to read.
+
+        Args:
+            windows: W of each request, [num_reqs], where they differ.
+        """
+        start, length = self.cut(seq_lens, self.reach(queries, lookahead, windows))
         if not (self.sink or self.min_context):
             return start, length
         # [num_reqs]

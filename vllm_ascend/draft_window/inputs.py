@@ -79,6 +79,7 @@ class WindowedInputs:
         *,
         fused: bool = True,
         bind: Bind | None = None,
+        windows: torch.Tensor | None = None,
     ) -> None:
         """Bind to the draft's ``InputBuffers`` and the runner's ``BlockTables``, whose tensors are persistent.
 
@@ -86,9 +87,11 @@ class WindowedInputs:
             group_ids: KV cache groups that hold draft layers, in the order of ``geometry.block_sizes``.
             fused: use the fused launch; otherwise the same in plain torch.
             bind: how to shorten the fused launch, where the device knows a way.
+            windows: W of each row, int32, [max_num_reqs], where they differ; read by every launch.
         """
         self.geometry = geometry
         self.group_ids = tuple(group_ids)
+        self._windows = windows
         self._full_seq_lens, self._query_start_loc = input_buffers.seq_lens, input_buffers.query_start_loc
         # num_groups x [max_num_reqs, full_columns]
         self._full_tables = [block_tables.input_block_tables[i] for i in group_ids]
@@ -102,7 +105,7 @@ class WindowedInputs:
             from .kernels import WindowLaunch
 
             lengths = (self._full_seq_lens, self._query_start_loc, self.seq_lens)
-            self._launch = WindowLaunch(geometry, lengths, self._full_tables, self.block_tables, bind)
+            self._launch = WindowLaunch(geometry, lengths, self._full_tables, self.block_tables, bind, windows)
         # Groups without draft layers keep their table: the build indexes the list by KV cache group.
         tables = list(block_tables.input_block_tables)
         for group_id, table in zip(group_ids, self.block_tables, strict=True):
@@ -131,7 +134,8 @@ class WindowedInputs:
         live = self._full_seq_lens[:num_rows].clone()
         live[num_reqs:] = 0
         per_request = self._query_start_loc[: num_rows + 1].diff() if queries is None else queries
-        removed, length = self.geometry.lengths(live, queries=per_request, lookahead=lookahead)
+        windows = None if self._windows is None else self._windows[:num_rows]
+        removed, length = self.geometry.lengths(live, queries=per_request, lookahead=lookahead, windows=windows)
         self.seq_lens[:num_rows].copy_(length)
         for group, (full, out) in enumerate(zip(self._full_tables, self.block_tables, strict=True)):
             cropped = self.geometry.crop_block_table(group, full[:num_rows], removed, length, lookahead=lookahead)

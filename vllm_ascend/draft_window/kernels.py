@@ -36,8 +36,12 @@ class WindowLaunch:
         # num_groups x [max_num_reqs, columns]
         out_tables: Sequence[torch.Tensor],
         bind: Bind | None = None,
+        # [max_num_reqs], W of each row where they differ
+        windows: torch.Tensor | None = None,
     ) -> None:
         self._geometry = geometry
+        largest = 0 if windows is None else geometry.window
+        by_row = (*lengths, lengths[0] if windows is None else windows)
         self._launches = []
         for first in range(0, len(full_tables), GROUPS_PER_LAUNCH):
             groups = range(first, min(first + GROUPS_PER_LAUNCH, len(full_tables)))
@@ -47,8 +51,15 @@ class WindowLaunch:
             shape = (geometry.limit, geometry.alignment, geometry.aligned_sink, geometry.gate(0), len(groups))
             newest = geometry.rows is Rows.NEWEST
             sizes = (geometry.block_sizes[g] for g in slots)
-            constants = (*shape, newest, *sizes, *(table.shape[1] for table in (*full, *out)), _COLUMNS_PER_PASS)
-            self._launches.append(_Launch((*lengths, *full, *out), constants, bind))
+            constants = (
+                *shape,
+                newest,
+                largest,
+                *sizes,
+                *(table.shape[1] for table in (*full, *out)),
+                _COLUMNS_PER_PASS,
+            )
+            self._launches.append(_Launch((*by_row, *full, *out), constants, bind))
 
     def __call__(self, *, num_reqs: int, num_rows: int, queries: int | None, lookahead: int = 0) -> None:
         """Write ``num_rows`` rows; those from ``num_reqs`` on become empty. No ``queries``: each row has its own."""
@@ -75,12 +86,12 @@ class _Launch:
 
 @triton.jit(do_not_specialize=["num_reqs", "reach", "lookahead", "per_request"])
 def _window_kernel(
-    seq_lens_ptr, query_start_loc_ptr, out_seq_lens_ptr,
+    seq_lens_ptr, query_start_loc_ptr, out_seq_lens_ptr, windows_ptr,
     full_0_ptr, full_1_ptr, full_2_ptr, full_3_ptr,
     out_0_ptr, out_1_ptr, out_2_ptr, out_3_ptr,
     num_reqs, reach, lookahead, per_request,
     LIMIT: tl.constexpr, ALIGNMENT: tl.constexpr, SINK: tl.constexpr, GATE: tl.constexpr, NUM_GROUPS: tl.constexpr,
-    NEWEST: tl.constexpr,
+    NEWEST: tl.constexpr, LARGEST: tl.constexpr,
     SIZE_0: tl.constexpr, SIZE_1: tl.constexpr, SIZE_2: tl.constexpr, SIZE_3: tl.constexpr,
     FULL_0: tl.constexpr, FULL_1: tl.constexpr, FULL_2: tl.constexpr, FULL_3: tl.constexpr,
     COLUMNS_0: tl.constexpr, COLUMNS_1: tl.constexpr, COLUMNS_2: tl.constexpr, COLUMNS_3: tl.constexpr,
@@ -92,6 +103,8 @@ def _window_kernel(
     seq_len = tl.minimum(tl.maximum(seq_len, 0), LIMIT)
     queries = tl.load(query_start_loc_ptr + row + 1) - tl.load(query_start_loc_ptr + row)
     queries = tl.maximum(queries, 0) * per_request  # a padding row's may be anything
+    if LARGEST > 0:
+        reach += tl.load(windows_ptr + row) - LARGEST
     reach = tl.maximum(reach, queries) if NEWEST else reach + queries
 
     start = tl.maximum(seq_len - reach, 0) // ALIGNMENT * ALIGNMENT

@@ -6,7 +6,7 @@ import difflib
 import operator
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -18,11 +18,17 @@ class DraftWindowOptions(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
-    draft_window_size: Annotated[int, Field(gt=0, description="newest tokens that the draft attends to")]
+    draft_window_size: Annotated[
+        Annotated[int, Field(gt=0)] | Literal["auto"],
+        Field(description="newest tokens that the draft attends to; auto learns how many are best"),
+    ]
     draft_window_sink_size: Annotated[int, Field(ge=0, description="first tokens that stay visible")] = 0
     draft_window_min_context: Annotated[int, Field(ge=0, description="shorter requests are not windowed")] = 0
     draft_window_mtp: Annotated[bool, Field(description="window the MTP heads too")] = False
     draft_window_reclaim: Annotated[bool, Field(description="keep only what the window reads")] = False
+    draft_window_candidates: Annotated[
+        list[Annotated[int, Field(gt=0)]], Field(description="sizes that auto chooses from")
+    ] = []
 
     @classmethod
     def from_additional_config(cls, additional_config: Any) -> "DraftWindowOptions | None":
@@ -42,9 +48,16 @@ class DraftWindowOptions(BaseModel):
         if not meant:
             return None
         try:
-            return cls(**meant)
+            options = cls(**meant)
         except ValidationError as error:
-            raise ValueError("; ".join(_explain(detail) for detail in error.errors())) from None
+            # A value that could have been of two kinds is wrong twice.
+            raise ValueError("; ".join(dict.fromkeys(_explain(detail, meant) for detail in error.errors()))) from None
+        if options.draft_window_candidates and options.draft_window_size != "auto":
+            raise ValueError(
+                f"additional_config draft_window_candidates={options.draft_window_candidates} is what "
+                f"draft_window_size='auto' chooses from, but draft_window_size={options.draft_window_size}"
+            )
+        return options
 
 
 def misplaced_keys(config: Mapping[Any, Any], where: str = "additional_config") -> Iterator[str]:
@@ -109,10 +122,18 @@ def _is_default(options: type[BaseModel], key: str, value: Any) -> bool:
     return type(value) is type(default) and value == default
 
 
-def _explain(detail: Any) -> str:
-    key, kind = ".".join(map(str, detail["loc"])), detail["type"]
-    if kind == "missing":
-        return f"{', '.join(detail['input'])} needs {key}, an integer greater than 0, which is not set"
-    kind_of_value = {"bool_type": "true or false", "greater_than_equal": "an integer of at least 0"}
-    at_least = "an integer greater than 0" if key == "draft_window_size" else "an integer of at least 0"
-    return f"additional_config {key}={detail['input']!r} is not allowed: it must be {kind_of_value.get(kind, at_least)}"
+_ALLOWED = {
+    "draft_window_size": "an integer greater than 0, or 'auto'",
+    "draft_window_sink_size": "an integer of at least 0",
+    "draft_window_min_context": "an integer of at least 0",
+    "draft_window_mtp": "true or false",
+    "draft_window_reclaim": "true or false",
+    "draft_window_candidates": "a list of integers greater than 0",
+}
+
+
+def _explain(detail: Any, given: Mapping[str, Any]) -> str:
+    key = detail["loc"][0]
+    if detail["type"] == "missing":
+        return f"{', '.join(given)} needs {key}, {_ALLOWED[key]}, which is not set"
+    return f"additional_config {key}={given[key]!r} is not allowed: it must be {_ALLOWED[key]}"

@@ -58,14 +58,14 @@ def report_in_force(
         block_size: tokens to which the window is rounded out.
         masked: a query sees the window alone all the same.
     """
-    in_force = f"method={window.method}, W={window.size}, sink={window.sink_size}, min_context={window.min_context}"
+    in_force = f"method={window.method}, W={window.name}, sink={window.sink_size}, min_context={window.min_context}"
     agree(f"{in_force}, reclaim={window.reclaim}", vllm_config.parallel_config)
     if not speaks(vllm_config.parallel_config):
         return
     fewest, most = window.visible(1 if masked else block_size)
     for warning in window.warnings:
         logger.warning("Draft window: %s.", warning)
-    if block_size > window.size // 4 and not masked:
+    if block_size > window.size // 4 and not (masked or window.candidates):
         logger.warning(
             "Draft window: in whole blocks of %d tokens, draft_window_size=%d shows a query up to %d tokens; a draft "
             "that was trained on fewer gains less.",

@@ -6,11 +6,13 @@ A seam hands upstream's own build to :meth:`WindowedDraft.build`. Nothing here k
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 
+from .auto import WindowChooser
 from .config import DraftWindow
 from .geometry import Rows, WindowGeometry
 from .groups import DraftGroups
@@ -27,7 +29,7 @@ def rows_kept(window: DraftWindow, *, layers: int, can_mask: bool) -> Rows:
     Args:
         can_mask: the attention backend shows each row its own window; nothing else may be wanted of it.
     """
-    if can_mask and not (window.sink_size or window.min_context):
+    if can_mask and not (window.sink_size or window.min_context or window.candidates):
         return Rows.MASKED
     # A parallel drafter's keys and values come from the target's states, not from its own attention.
     return Rows.EVERY if window.max_lookahead and layers > 1 else Rows.NEWEST
@@ -45,6 +47,7 @@ class Counters(Protocol):
     """Whoever counts what the window did; see :class:`.counters.DraftWindowCounters`."""
 
     def record(self, forwards: int = 1, removed: np.ndarray | None = None) -> None: ...
+    def watch(self, chooser: WindowChooser) -> None: ...
 
 
 class WindowedDraft:
@@ -54,6 +57,7 @@ class WindowedDraft:
         window: what is in force.
         geometry: the arithmetic.
         inputs: the windowed tensors.
+        chooser: draws each request's size, where there are several.
         captured: FULL graphs read the windowed tensors, so these must be fresh at every replay.
         capturing: graphs are being captured, on dummy batches.
     """
@@ -103,14 +107,29 @@ class WindowedDraft:
             max_rejected=max_rejected if host_decides else 0,
             rows=rows,
         )
+        smallest = self.geometry
+        self.chooser: WindowChooser | None = None
+        if window.candidates:
+            smallest = replace(self.geometry, window=window.candidates[0])
+            self.chooser = WindowChooser(
+                window.candidates,
+                start=window.start,
+                max_num_reqs=len(input_buffers.seq_lens),
+                max_model_len=max_model_len,
+                device=input_buffers.seq_lens.device,
+                fused=fused,
+            )
+            if counters is not None:
+                counters.watch(self.chooser)
+        windows = None if self.chooser is None else self.chooser.windows
         self.inputs = WindowedInputs(
-            self.geometry, input_buffers, block_tables, groups.group_ids, fused=fused, bind=bind
+            self.geometry, input_buffers, block_tables, groups.group_ids, fused=fused, bind=bind, windows=windows
         )
         self._queries, self._extra_queries = queries, extra_queries
         self._max_rejected, self._counters = max_rejected, counters
         # Requests with more query tokens, and later forwards, are cropped from larger lengths on. The host stops
         # counting at the limit; a device length that it stands for may lie past the block table.
-        shortest_cropped = self.geometry.first_cropped(queries=queries, lookahead=window.max_lookahead)
+        shortest_cropped = smallest.first_cropped(queries=queries, lookahead=window.max_lookahead)
         self._shortest_cropped = min(shortest_cropped, self.geometry.limit)
 
     def may_crop(self, max_seq_len: int) -> bool:

@@ -105,6 +105,8 @@ class HostDecidedWindow(WindowedDraft):
 class AscendParallelSeam(ParallelSeam):
     """In front of vLLM-Ascend's DFlash and DSpark."""
 
+    host_decides = True
+
     def make_window(self, *args: Any, **kwargs: Any) -> WindowedDraft:
         return HostDecidedWindow(*args, host_decides=plans_on_host(self.attn_groups, parallel=True), **kwargs)
 
@@ -112,6 +114,7 @@ class AscendParallelSeam(ParallelSeam):
 class AscendTargetDependentSeam(TargetDependentSeam):
     """In front of vLLM-Ascend's EAGLE, EAGLE3 and MTP."""
 
+    host_decides = True
     window: HostDecidedWindow | None
     input_batch: Any
     _first_step: Metadata = None

@@ -9,6 +9,7 @@ standalone draft model needs nothing more; ``parallel.py`` and ``autoregressive.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from math import lcm
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,6 +75,7 @@ class SpeculatorSeam(Speculator):
     # Whoever makes the class may bring what counts, made for the engine's configuration, and what shortens the launch.
     make_counters: Callable[[Any], Counters] | None = None
     bind: Bind | None = None
+    host_decides = False
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         """Resolve the options before any buffer is allocated or weight loaded.
@@ -116,7 +118,12 @@ class SpeculatorSeam(Speculator):
         groups = self.unsupported() or inspect_draft_groups(self.attn_groups, sizes, tables)
         if isinstance(groups, WindowOff):
             return self._switch_off(groups)
-        in_force = self.draft_window = self.draft_window.widened_to(groups.native_window)
+        in_force = self.draft_window.widened_to(groups.native_window)
+        if self.host_decides:
+            in_force = in_force.fixed("vLLM-Ascend plans lengths on the host, which does not wait for the device")
+        elif in_force.start < 4 * (block_size := lcm(*groups.block_sizes)):
+            in_force = in_force.fixed(f"in whole blocks of {block_size} tokens the candidates hardly differ")
+        self.draft_window = in_force
         if reason := versions.refusal(self):
             raise ValueError(f"draft_window_size={in_force.size} is not supported by {type(self).__name__}: {reason}")
         queries, extra_queries = versions.queries_per_request(self), versions.extra_queries(self)
@@ -190,15 +197,35 @@ class SpeculatorSeam(Speculator):
     def make_window(self, *args: Any, **kwargs: Any) -> WindowedDraft:
         return WindowedDraft(*args, **kwargs)
 
-    def propose(self, input_batch: InputBatch, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Count what real requests bring; idle data parallel ranks and warm-up propose for dummies."""
-        if self.window is not None and not kwargs.get("dummy_run"):
-            num_reqs = input_batch.num_reqs
+    def propose(
+        self,
+        input_batch: InputBatch,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: Any,
+        aux_hidden_states: Any,
+        # [num_reqs]
+        num_sampled: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Count and learn from what real requests bring; idle data parallel ranks and warm-up propose for dummies."""
+        window, num_reqs = self.window, input_batch.num_reqs
+        if window is not None and not kwargs.get("dummy_run"):
             upper_bound = input_batch.seq_lens_cpu_upper_bound[:num_reqs].numpy()
             queries = np.diff(input_batch.query_start_loc_np[: num_reqs + 1])
-            self.window.count(upper_bound, queries, self.num_forwards(kwargs.get("num_speculative_tokens")))
+            window.count(upper_bound, queries, self.num_forwards(kwargs.get("num_speculative_tokens")))
+            if window.chooser is not None:
+                window.chooser.choose(
+                    idx_mapping=input_batch.idx_mapping,
+                    seq_lens=input_batch.seq_lens,
+                    num_sampled=num_sampled,
+                    cu_num_logits=input_batch.cu_num_logits,
+                    num_reqs=num_reqs,
+                )
+        states = attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states
         with self.proposing(input_batch):
-            return super().propose(input_batch, *args, **kwargs)
+            return super().propose(input_batch, *states, num_sampled, *args, **kwargs)
 
     def num_forwards(self, num_tokens: int | None) -> int:
         """Draft forwards of a proposal, for which vLLM 0.32 and later may ask fewer tokens than K."""

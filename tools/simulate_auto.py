@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast ``draft_window_size: "auto"`` finds the best window for the demo drafts, beside simpler rules; from a clone.
+
+::
+
+    python -m tools.simulate_auto --json auto.json    # about ten minutes of one core
+
+The demo pair drafts at every position of its prompts with every window of the ladder; requests are then played over
+those answers, so that each rule meets the same draft. Greedy verification does not depend on what was drafted.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tools.demo_pair import DEMO_PAIR, DRAFT_FOLDERS, demo_prompts
+from tools.demo_pair.export import load_draft, load_target
+from tools.demo_pair.modeling import visible_context
+from tools.demo_pair.simulate import generate_with_features
+from vllm_ascend.draft_window.auto import WindowChooser
+from vllm_ascend.draft_window.config import DEFAULT_START, LADDER
+
+MAX_MODEL_LEN = 16384
+TOKENS = 192  # generated per prompt
+RULES = ("per context", "per engine", "start only")
+# Context -> size -> tokens kept at each position, [prompts, TOKENS]
+Answers = dict[int, dict[int, np.ndarray]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--contexts", type=int, nargs="+", default=[512, 1024, 2048, 4096])
+    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--proposals", type=int, default=1200, help="per run; the first 200 do not count")
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    rows = [
+        row
+        for method in DRAFT_FOLDERS
+        for row in compare(answers(method, args.contexts, args.prompts), method, args.proposals, args.runs)
+    ]
+    print("| draft | context | best fixed | " + " | ".join(RULES) + " |\n|---|---|---|" + "---|" * len(RULES))
+    for row in rows:
+        shares = " | ".join(f"{row[rule]:.3f}" for rule in RULES)
+        print(f"| {row['draft']} | {row['context']} | {row['best']:.2f} (W = {row['size']}) | {shares} |")
+    if args.json is not None:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+@torch.inference_mode()
+def answers(method: str, contexts: list[int], prompts: int) -> Answers:
+    """What the target keeps of a proposal at every position, with every size of the ladder."""
+    target, draft = load_target(DEMO_PAIR / "target"), load_draft(DEMO_PAIR / DRAFT_FOLDERS[method])
+    drafted = draft.config.num_draft_tokens
+    result: Answers = {}
+    for context in contexts:
+        kept: dict[int, list[np.ndarray]] = {size: [] for size in LADDER}
+        for batch in torch.tensor(demo_prompts(prompts, context)).split(4):
+            truth, features = generate_with_features(target, batch, TOKENS + drafted + 1)
+            # [P, context + TOKENS]
+            tokens = torch.cat([batch, truth[:, :TOKENS]], dim=1)
+            known = draft.context(
+                draft.select_features([layer[:, : tokens.shape[1] - 1] for layer in features]), tokens
+            )
+            positions = torch.arange(context, tokens.shape[1])[None]
+            for size in LADDER:
+                visible = visible_context(
+                    positions, context_length=tokens.shape[1] - 1, num_draft_tokens=drafted, window=size, alignment=16
+                )
+                proposed = draft(known, tokens[:, context:, None], positions, visible).argmax(-1)
+                agrees = proposed == truth[:, 1:].unfold(1, drafted, 1)[:, :TOKENS]
+                kept[size].append((agrees.int().cumprod(-1).sum(-1) + 1).numpy())
+        result[context] = {size: np.concatenate(parts) for size, parts in kept.items()}
+    return result
+
+
+def compare(drafts: Answers, method: str, proposals: int, runs: int) -> Iterator[dict[str, str | int | float]]:
+    """Accepted length of each rule as a share of the best fixed window's, one row per context."""
+    for context, kept in drafts.items():
+        fixed = {
+            size: np.mean([np.mean(play(kept, context, proposals, run, size)) for run in range(runs)])
+            for size in LADDER
+        }
+        size = max(fixed, key=lambda s: fixed[s])
+        row: dict[str, str | int | float] = {
+            "draft": method,
+            "context": context,
+            "size": size,
+            "best": float(fixed[size]),
+        }
+        for rule in RULES[:2]:
+            lengths = [np.mean(play(kept, context, proposals, run, rule)[200:]) for run in range(runs)]
+            row[rule] = float(np.mean(lengths) / fixed[size])
+        row[RULES[2]] = float(fixed[DEFAULT_START] / fixed[size])
+        yield row
+
+
+def play(
+    kept: dict[int, np.ndarray], context: int, proposals: int, seed: int, rule: str | int, rows: int = 8
+) -> list[int]:
+    """Accepted lengths of a batch of ``rows`` requests that come and go, under a rule or a fixed size."""
+    generator = np.random.default_rng(seed)
+    chooser = WindowChooser(
+        LADDER,
+        start=DEFAULT_START,
+        max_num_reqs=rows,
+        max_model_len=MAX_MODEL_LEN,
+        device=torch.device("cpu"),
+        fused=False,
+    )
+
+    def new_request() -> tuple[int, int]:
+        return int(generator.integers(len(kept[LADDER[0]]))), int(generator.integers(TOKENS // 3))
+
+    requests = [new_request() for _ in range(rows)]
+    sampled, logits = [1] * rows, [1] * rows
+    lengths: list[int] = []
+    while len(lengths) < proposals:
+        if isinstance(rule, int):
+            sizes = [rule] * rows
+        else:
+            # A record that does not look at the context puts every request into the last bucket.
+            lens = [context + at if rule == RULES[0] else MAX_MODEL_LEN for _, at in requests]
+            chooser.choose(
+                idx_mapping=torch.arange(rows),
+                seq_lens=torch.tensor(lens),
+                num_sampled=torch.tensor(sampled),
+                cu_num_logits=torch.tensor([0, *logits]).cumsum(0),
+                num_reqs=rows,
+            )
+            sizes = chooser.windows.tolist()
+        for row, (prompt, at) in enumerate(requests):
+            sampled[row], logits[row] = int(kept[sizes[row]][prompt, at]), 2
+            lengths.append(sampled[row])
+            requests[row] = (prompt, at + sampled[row])
+            if at + sampled[row] >= TOKENS:
+                requests[row], sampled[row], logits[row] = new_request(), 1, 1
+    return lengths
+
+
+if __name__ == "__main__":
+    main()
