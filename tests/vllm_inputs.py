@@ -35,7 +35,16 @@ class Batch:
     Stands for the speculator too: a build reads its ``input_buffers`` and ``block_tables``.
     """
 
-    def __init__(self, case: Case, seq_lens: np.ndarray, *, fused: bool, max_num_reqs: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        case: Case,
+        seq_lens: np.ndarray,
+        *,
+        fused: bool,
+        max_num_reqs: int = 0,
+        seed: int = 0,
+        windows: torch.Tensor | None = None,
+    ) -> None:
         rows = max(max_num_reqs, len(seq_lens))
         self.case = case
         self.input_buffers = InputBuffers(rows, 64, CPU)
@@ -49,6 +58,7 @@ class Batch:
             self.block_tables,
             range(len(case.block_sizes)),
             fused=fused,
+            windows=windows,
         )
 
     def set_lengths(self, seq_lens: np.ndarray) -> None:

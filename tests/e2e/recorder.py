@@ -72,6 +72,8 @@ class Recorder:
         tables = speculator.block_tables
         sizes = getattr(tables, "kernel_block_sizes", None) or tables.block_sizes
         self.sizes = dict(enumerate(sizes))
+        # Draws each request's window, up to this one.
+        self._chooser = speculator.window.chooser if speculator.window is not None else None
         # Held from the start: a fault under test may leave other tensors in their place.
         self._full_lens = speculator.input_buffers.seq_lens
         self.full_tables = list(tables.input_block_tables)
@@ -83,7 +85,7 @@ class Recorder:
             max_model_len=speculator.max_model_len,
             sink=self.sink,
             min_context=self.min_context,
-            masked=self.window is not None and not self.sink and not self.min_context,
+            masked=self._chooser is None and self.window is not None and not self.sink and not self.min_context,
         )
         # A parallel drafter has one forward in a proposal, and nothing to look ahead to.
         self._autoregressive = speculator.method not in ("dflash", "dspark")
@@ -168,6 +170,8 @@ class Recorder:
             if last <= first:
                 continue
             case = dataclasses.replace(self.case, queries=int(last - first), lookahead=lookahead)
+            if self._chooser is not None:
+                case = dataclasses.replace(case, window=int(self._chooser.windows[row]))
             visible = oracle.visible_tokens(case, int(full_lens[row]))
             slots = torch.from_numpy(oracle.physical_slots(full_table[row], size, visible))
             expected = attention(

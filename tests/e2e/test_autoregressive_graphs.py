@@ -93,10 +93,11 @@ def test_first_step_is_built_before_its_graph_is_replayed(tmp_path, monkeypatch)
             lambda self, *_, **__: self.prefill_cudagraph_manager.run_fullgraph(desc),
             raising=False,
         )
-        speculator.propose(batch, dummy_run=True)  # so that the batch needs no lengths to count
+        nothing = [None] * 5
+        speculator.propose(batch, *nothing, dummy_run=True)  # so that the batch needs no lengths to count
         assert speculator.prefill_cudagraph_manager is manager
         speculator.window = None
-        speculator.propose(batch)
+        speculator.propose(batch, *nothing)
     assert events == [("build", batch, 16, desc), ("replay", desc), ("replay", desc)]
 
 

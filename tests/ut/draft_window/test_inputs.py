@@ -71,6 +71,25 @@ def test_fused_launch_equals_plain_torch_after_any_history_of_batches(data):
 
 
 @FUSED
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_each_row_may_have_a_window_of_its_own(fused, data):
+    """Bounds and columns stay those of the largest window."""
+    case = data.draw(cases(later_steps=True))
+    seq_lens = data.draw(batches(case))
+    smallest = max(case.queries, (case.first_lookahead or 0) + 1)
+    sizes = data.draw(st.lists(st.integers(smallest, case.window), min_size=len(seq_lens), max_size=len(seq_lens)))
+    batch = Batch(case, seq_lens, fused=fused, windows=torch.tensor(sizes, dtype=torch.int32))
+    batch.refresh(num_reqs=len(seq_lens), num_rows=len(seq_lens))
+    for row, (s, size) in enumerate(zip(seq_lens.tolist(), sizes, strict=True)):
+        of_row = dataclasses.replace(case, window=size)
+        assert batch.windowed.seq_lens[row] == oracle.windowed_length(of_row, s)
+        for group, cropped in enumerate(batch.windowed.block_tables):
+            full = batch.block_tables.input_block_tables[group][row].numpy()
+            oracle.check_table_row(of_row, group, s, full, cropped[row].numpy())
+
+
+@FUSED
 def test_query_start_loc_gives_each_request_its_own_query_length(fused):
     """A prefill chunk longer than the window keeps all its query rows, next to a decode in the same batch."""
     case = dataclasses.replace(SMALL, queries=300)
