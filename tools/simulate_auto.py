@@ -27,6 +27,8 @@ from vllm_ascend.draft_window.config import DEFAULT_START, LADDER
 MAX_MODEL_LEN = 16384
 TOKENS = 192  # generated per prompt
 RULES = ("per context", "per engine", "start only")
+WARM_UP = 200  # proposals of a context that do not count
+CHANGE = 400  # proposals after a change that do not count
 # Context -> size -> tokens kept at each position, [prompts, TOKENS]
 Answers = dict[int, dict[int, np.ndarray]]
 
@@ -35,19 +37,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 1024, 2048, 4096])
     parser.add_argument("--prompts", type=int, default=12)
-    parser.add_argument("--proposals", type=int, default=1200, help="per run; the first 200 do not count")
+    parser.add_argument("--proposals", type=int, default=1200, help=f"per run; the first {WARM_UP} do not count")
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rows = [
-        row
-        for method in DRAFT_FOLDERS
-        for row in compare(answers(method, args.contexts, args.prompts), method, args.proposals, args.runs)
-    ]
-    print("| draft | context | best fixed | " + " | ".join(RULES) + " |\n|---|---|---|" + "---|" * len(RULES))
-    for row in rows:
-        shares = " | ".join(f"{row[rule]:.3f}" for rule in RULES)
-        print(f"| {row['draft']} | {row['context']} | {row['best']:.2f} (W = {row['size']}) | {shares} |")
+    rows = []
+    print(
+        "| draft | traffic | context | best fixed | "
+        + " | ".join(RULES)
+        + " |\n|---|---|---|---|"
+        + "---|" * len(RULES)
+    )
+    for method in DRAFT_FOLDERS:
+        drafts = answers(method, args.contexts, args.prompts)
+        for row in compare(drafts, method, args.proposals, args.runs):
+            rows.append(row)
+            shares = " | ".join(f"{row[rule]:.3f}" for rule in RULES)
+            print(
+                f"| {method} | {row['traffic']} | {row['context']} | {row['best']:.2f} (W = {row['size']}) | {shares} |"
+            )
+        share = followed(drafts, args.proposals, args.runs)
+        print(f"{method}: {share:.3f} of the best, from {CHANGE} proposals on after the best size changed", flush=True)
     if args.json is not None:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
 
@@ -80,30 +90,61 @@ def answers(method: str, contexts: list[int], prompts: int) -> Answers:
 
 
 def compare(drafts: Answers, method: str, proposals: int, runs: int) -> Iterator[dict[str, str | int | float]]:
-    """Accepted length of each rule as a share of the best fixed window's, one row per context."""
-    for context, kept in drafts.items():
-        fixed = {
-            size: np.mean([np.mean(play(kept, context, proposals, run, size)) for run in range(runs)])
-            for size in LADDER
+    """Accepted length of each rule as a share of the best fixed window's, for traffic of one context and of all."""
+    for traffic in [*([context] for context in drafts), list(drafts)]:
+        kept = {
+            rule: [play(drafts, traffic, proposals, run, rule) for run in range(runs)] for rule in (*LADDER, *RULES[:2])
         }
-        size = max(fixed, key=lambda s: fixed[s])
-        row: dict[str, str | int | float] = {
-            "draft": method,
-            "context": context,
-            "size": size,
-            "best": float(fixed[size]),
-        }
-        for rule in RULES[:2]:
-            lengths = [np.mean(play(kept, context, proposals, run, rule)[200:]) for run in range(runs)]
-            row[rule] = float(np.mean(lengths) / fixed[size])
-        row[RULES[2]] = float(fixed[DEFAULT_START] / fixed[size])
-        yield row
+        for context in traffic:
+            means = {
+                rule: float(
+                    np.mean([n for run in played for n in run[context][WARM_UP if isinstance(rule, str) else 0 :]])
+                )
+                for rule, played in kept.items()
+            }
+            best = max(LADDER, key=means.__getitem__)
+            yield {
+                "draft": method,
+                "traffic": "mixed" if len(traffic) > 1 else "alone",
+                "context": context,
+                "size": best,
+                "best": means[best],
+                **{rule: means[rule] / means[best] for rule in RULES[:2]},
+                RULES[2]: means[DEFAULT_START] / means[best],
+            }
+
+
+def followed(drafts: Answers, proposals: int, runs: int) -> float:
+    """Share of the best that is reached from ``CHANGE`` proposals on after the draft's sizes have swapped places."""
+    context = max(drafts)
+    sizes = dict(zip(LADDER, reversed(LADDER), strict=True))
+    swapped = {context: {size: drafts[context][sizes[size]] for size in LADDER}}
+    changed = [
+        play(drafts, [context], 2 * proposals, run, RULES[0], change=(proposals, swapped))[context][
+            proposals + CHANGE :
+        ]
+        for run in range(runs)
+    ]
+    best = max(float(kept.mean()) for kept in drafts[context].values())
+    return float(np.mean(changed)) / best
 
 
 def play(
-    kept: dict[int, np.ndarray], context: int, proposals: int, seed: int, rule: str | int, rows: int = 8
-) -> list[int]:
-    """Accepted lengths of a batch of ``rows`` requests that come and go, under a rule or a fixed size."""
+    drafts: Answers,
+    traffic: list[int],
+    proposals: int,
+    seed: int,
+    rule: str | int,
+    *,
+    rows: int = 8,
+    change: tuple[int, Answers] | None = None,
+) -> dict[int, list[int]]:
+    """Accepted lengths by context, of a batch of ``rows`` requests that come and go, under a rule or a fixed size.
+
+    Args:
+        proposals: how many of each context, about.
+        change: after so many proposals, another draft answers.
+    """
     generator = np.random.default_rng(seed)
     chooser = WindowChooser(
         LADDER,
@@ -114,18 +155,21 @@ def play(
         fused=False,
     )
 
-    def new_request() -> tuple[int, int]:
-        return int(generator.integers(len(kept[LADDER[0]]))), int(generator.integers(TOKENS // 3))
+    def new_request() -> tuple[int, int, int]:
+        context = traffic[generator.integers(len(traffic))]
+        return context, int(generator.integers(len(drafts[context][LADDER[0]]))), int(generator.integers(TOKENS // 3))
 
     requests = [new_request() for _ in range(rows)]
     sampled, logits = [1] * rows, [1] * rows
-    lengths: list[int] = []
-    while len(lengths) < proposals:
+    lengths: dict[int, list[int]] = {context: [] for context in traffic}
+    while (played := sum(map(len, lengths.values()))) < proposals * len(traffic):
+        if change is not None and played >= change[0]:
+            drafts = change[1]
         if isinstance(rule, int):
             sizes = [rule] * rows
         else:
             # A record that does not look at the context puts every request into the last bucket.
-            lens = [context + at if rule == RULES[0] else MAX_MODEL_LEN for _, at in requests]
+            lens = [context + at if rule == RULES[0] else MAX_MODEL_LEN for context, _, at in requests]
             chooser.choose(
                 idx_mapping=torch.arange(rows),
                 seq_lens=torch.tensor(lens),
@@ -134,10 +178,10 @@ def play(
                 num_reqs=rows,
             )
             sizes = chooser.windows.tolist()
-        for row, (prompt, at) in enumerate(requests):
-            sampled[row], logits[row] = int(kept[sizes[row]][prompt, at]), 2
-            lengths.append(sampled[row])
-            requests[row] = (prompt, at + sampled[row])
+        for row, (context, prompt, at) in enumerate(requests):
+            sampled[row], logits[row] = int(drafts[context][sizes[row]][prompt, at]), 2
+            lengths[context].append(sampled[row])
+            requests[row] = (context, prompt, at + sampled[row])
             if at + sampled[row] >= TOKENS:
                 requests[row], sampled[row], logits[row] = new_request(), 1, 1
     return lengths

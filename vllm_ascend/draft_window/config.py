@@ -56,7 +56,7 @@ class DraftWindow:
         size: W; of ``auto``, the largest candidate.
         reclaim: the KV cache keeps only what the window reads.
         candidates: sizes that ``auto`` chooses from, ascending, at least two; empty for a fixed window.
-        start: the candidate that it begins with.
+        start: the candidate that it begins with; ``None`` for a fixed window.
         widened_from: the size that the user wrote, where the draft's own window is wider.
         warnings: for the log, once.
     """
@@ -69,7 +69,7 @@ class DraftWindow:
     max_lookahead: int
     reclaim: bool = False
     candidates: tuple[int, ...] = ()
-    start: int = 0
+    start: int | None = None
     widened_from: int | None = None
     warnings: tuple[str, ...] = ()
 
@@ -82,25 +82,26 @@ class DraftWindow:
 
     def fixed(self, reason: str) -> "DraftWindow":
         """``auto`` where it cannot learn: the size that it would begin with."""
-        if not self.candidates:
+        if self.start is None:
             return self
         warning = f"draft_window_size='auto' stays at {self.start} tokens: {reason}"
-        return replace(self, size=self.start, candidates=(), warnings=(*self.warnings, warning))
+        return replace(self, size=self.start, candidates=(), start=None, warnings=(*self.warnings, warning))
 
     def widened_to(self, native_window: int | None) -> "DraftWindow":
         """A draft is never shrunk below the window that it was trained with: that costs acceptance."""
         if not native_window or native_window <= min(self.candidates, default=self.size):
             return self
         if wide_enough := tuple(size for size in self.candidates if size >= native_window):
-            candidates = wide_enough if len(wide_enough) > 1 else ()
-            return replace(self, candidates=candidates, start=max(self.start, wide_enough[0]))
+            start = max(self.start or 0, wide_enough[0])
+            several = len(wide_enough) > 1
+            return replace(self, candidates=wide_enough * several, start=start if several else None)
         asked_for = self.size if self.widened_from is None else self.widened_from
         warning = (
             f"draft_window_size={asked_for} is below the draft's own sliding window of {native_window} tokens; "
             f"using {native_window}"
         )
         warnings = (*self.warnings, warning)
-        return replace(self, size=native_window, candidates=(), widened_from=asked_for, warnings=warnings)
+        return replace(self, size=native_window, candidates=(), start=None, widened_from=asked_for, warnings=warnings)
 
     def visible(self, block_size: int) -> tuple[int, int]:
         """Fewest and most tokens that a query of a long request sees, in whole blocks, the sink included."""
@@ -163,12 +164,12 @@ def resolve(options: DraftWindowOptions, facts: DraftFacts) -> DraftWindow | Win
             return WindowOff(f"draft_window_size='auto' has no candidate below max_model_len={facts.max_model_len}")
         if len(candidates) == 1:
             size, candidates = candidates[0], ()
-    start = facts.trained_length or DEFAULT_START
+    known_good = facts.trained_length or DEFAULT_START
     window = DraftWindow(
         method=method,
         size=candidates[-1] if size == "auto" else size,
         candidates=candidates,
-        start=max((c for c in candidates if c <= start), default=min(candidates, default=0)),
+        start=max((c for c in candidates if c <= known_good), default=min(candidates, default=None)),
         sink_size=options.draft_window_sink_size,
         min_context=options.draft_window_min_context,
         queries_per_request=facts.queries_per_request,

@@ -13,7 +13,7 @@ from .layout import kept_tokens
 from .options import DraftWindowOptions
 from .ranks import agree, speaks
 from .reclaim import refuse_engine
-from .seams.vllm import draft_context_parallel_size, untested
+from .seams.vllm import draft_context_parallel_size, untested, uses_v2_runner
 
 
 def decide(vllm_config: Any) -> DraftWindow | WindowOff | None:
@@ -33,6 +33,8 @@ def decide(vllm_config: Any) -> DraftWindow | WindowOff | None:
     if isinstance(decision, DraftWindow) and decision.reclaim:
         refuse_engine(vllm_config)
     if isinstance(decision, DraftWindow):
+        if not uses_v2_runner(vllm_config):
+            decision = decision.fixed("Model Runner V1 plans lengths on the host")
         warnings = filter(None, (untested(), _ignored_length(vllm_config.speculative_config)))
         return replace(decision, warnings=(*warnings, *decision.warnings))
     return decision

@@ -109,7 +109,7 @@ class WindowedDraft:
         )
         smallest = self.geometry
         self.chooser: WindowChooser | None = None
-        if window.candidates:
+        if window.start is not None:
             smallest = replace(self.geometry, window=window.candidates[0])
             self.chooser = WindowChooser(
                 window.candidates,

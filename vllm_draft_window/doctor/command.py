@@ -123,7 +123,8 @@ def show(report: "Report", console: Console) -> None:
         values = dict(verdict.window)
         warnings = values.pop("warnings")
         console.print(
-            f"{state}: " + escape(", ".join(f"{key}={value}" for key, value in values.items() if value is not None)),
+            f"{state}: "
+            + escape(", ".join(f"{key}={value}" for key, value in values.items() if value not in (None, ()))),
             soft_wrap=True,
         )
         for warning in warnings:

@@ -203,7 +203,13 @@ def judge(vllm_config: Any, lost: Sequence[str] = ()) -> Verdict:
         return Verdict(state=State.OFF, reason=unknown, advice="report it with these versions, or leave the option out")
     if decision.reclaim and (refused := _reclaim_refused(vllm_config, decision)):
         raise BadInput(refused, "leave draft_window_reclaim out; `draft-window plan` says what it would save")
-    return Verdict(state=State.IN_FORCE, window=asdict(decision))
+    return Verdict(state=State.IN_FORCE, window=asdict(decision), advice=_ON_AUTO if decision.candidates else "")
+
+
+_ON_AUTO = (
+    "nothing; each proposal has one of the candidates, and the log says what they were worth (docs/auto.md). Where "
+    "blocks are large against them, the size stays at start"
+)
 
 
 def _reclaim_refused(vllm_config: Any, window: Any) -> str | None:

@@ -16,9 +16,6 @@ from vllm_ascend.draft_window.options import DraftWindowOptions
 from vllm_draft_window.planner.checkpoints import Checkpoint
 from vllm_draft_window.planner.deployment import Deployment, geometry_of, tokens_seen
 
-START_VALUE = 2048
-"""Where published drafts, trained on 4k to 8k tokens, keep their acceptance; only where the config does not tell."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Suggestion:
@@ -55,7 +52,7 @@ def suggest(target: Checkpoint, deployment: Deployment, known: DraftFacts, *, la
         )
     alignment = math.lcm(*deployment.block_sizes)
     if trained is None:
-        size = max(START_VALUE // alignment, 1) * alignment
+        size = max(config.DEFAULT_START // alignment, 1) * alignment
         decision = resolve(DraftWindowOptions(draft_window_size=size), known)
         if isinstance(decision, WindowOff):
             return Suggestion(window=None, reason=f"{source}, and {decision.reason}")

@@ -30,7 +30,12 @@ def main(
         int, typer.Option("--num-speculative-tokens", "-k", min=1, help="K, tokens per proposal.")
     ],
     window: Annotated[
-        int | None, typer.Option("--window", "-w", help="draft_window_size; left out, the suggested one is planned.")
+        int | None,
+        typer.Option(
+            "--window",
+            "-w",
+            help="draft_window_size (auto: in --additional-config); left out, the suggested one is planned.",
+        ),
     ] = None,
     sink: Annotated[int | None, typer.Option(help="draft_window_sink_size.")] = None,
     min_context: Annotated[int | None, typer.Option(help="draft_window_min_context.")] = None,
@@ -167,7 +172,7 @@ def show(plan: "Plan", deployment: "Deployment", console: Console) -> None:
     facts = Table(show_header=False, title="Draft window", title_justify="left")
     facts.add_row("method, K", f"{deployment.method}, {deployment.num_speculative_tokens}")
     if plan.window:
-        facts.add_row("window, sink, gate", f"{plan.window.size}, {plan.window.sink_size}, {plan.window.min_context}")
+        facts.add_row("window, sink, gate", f"{plan.window.name}, {plan.window.sink_size}, {plan.window.min_context}")
         facts.add_row("mask per query row", "yes" if plan.masked else "no: whole blocks")
         facts.add_row("first query row sees", _tokens(plan.first_query))
         facts.add_row("last query row sees", _tokens(plan.last_query))

@@ -24,6 +24,9 @@ def main(
     windows: Annotated[
         str, typer.Option(help="draft_window_size values to try, tokens. No window is always measured too.")
     ] = "256,512,1024",
+    with_auto: Annotated[
+        bool, typer.Option("--with-auto", help='Measure draft_window_size "auto" too, choosing from --windows.')
+    ] = False,
     contexts: Annotated[
         str, typer.Option(help="Prompt lengths, tokens: those of your traffic.")
     ] = "512,1024,2048,4096",
@@ -43,7 +46,7 @@ def main(
     ] = "{}",
     server: Annotated[
         list[str] | None,
-        typer.Option(help="WINDOW=URL of a running server, once for each window and once with off=URL."),
+        typer.Option(help="WINDOW=URL of a running server, once for each window (or auto) and once with off=URL."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for results and for the state to resume from.")] = Path("sweep"),
     reference: Annotated[
@@ -77,7 +80,7 @@ def main(
     from .engines import Engines
     from .report import heading, name, write
     from .servers import Servers
-    from .verdict import WindowCell, differences, recommend
+    from .verdict import Window, WindowCell, differences, recommend
 
     console = Console()
     try:
@@ -85,13 +88,13 @@ def main(
         if server:
             sweep: Servers | Engines = Servers(server, max_tokens)
         else:
-            sweep = Engines(windows, model, speculative_config, engine_args, lengths, max_tokens)
+            sweep = Engines(windows, model, speculative_config, engine_args, lengths, max_tokens, with_auto)
         if prompts_file is None and not sweep.is_demo:
             raise ValueError("--prompts-file is needed: acceptance depends on the text, so sweep your own traffic")
         settings = {"prompts": _prompts_key(prompts_file, lengths), "per_cell": prompts, "max_tokens": max_tokens}
         elsewhere = _read_reference(reference, settings) if reference else {}
         finished = CellFile(out / "cells.jsonl", WindowCell, settings | sweep.settings, option="--out", fresh=fresh)
-        columns = [None, *sweep.windows]
+        columns: list[Window] = [None, *sweep.windows, *(("auto",) if sweep.with_auto else ())]
         unfinished = {window: [n for n in lengths if (window, n) not in finished.cells] for window in columns}
         if missing := {window: rest for window, rest in unfinished.items() if rest}:
             texts = sweep.prompts(prompts_file, lengths, prompts)

@@ -13,6 +13,7 @@ from vllm_draft_window.measuring.columns import Measure
 from vllm_draft_window.parameters import json_object, numbers
 
 from .prompts import Counted, Prompts, load_prompts
+from .verdict import Window
 
 
 class Engines:
@@ -26,7 +27,9 @@ class Engines:
         engine_args: str,
         contexts: list[int],
         max_tokens: int,
+        with_auto: bool,
     ) -> None:
+        self.with_auto = with_auto
         self.windows = sorted(set(numbers("--windows", windows)))
         self.is_demo = model is None
         if (model is None) != (speculative_config is None):
@@ -64,10 +67,13 @@ class Engines:
         return load_prompts(path, contexts, count, lambda text: tokenizer.encode(text, add_special_tokens=False))
 
     @contextmanager
-    def measuring(self, window: int | None, prompts: Prompts) -> Iterator[Measure[Counted]]:
+    def measuring(self, window: Window, prompts: Prompts) -> Iterator[Measure[Counted]]:
         from vllm_draft_window.measuring.engine import Engine
 
-        options = {} if window is None else {"additional_config": {"draft_window_size": window}}
+        config: dict[str, Any] = {} if window is None else {"draft_window_size": window}
+        if window == "auto":  # from the sizes beside which it is measured
+            config["draft_window_candidates"] = self.windows
+        options = {"additional_config": config}
         with Engine(self._model, speculative_config=dict(self._speculation), **(self._engine_args | options)) as engine:
             if window is not None and getattr(engine.speculator, "window", None) is None:
                 raise ValueError(

@@ -9,18 +9,18 @@ from typing import Any
 
 from vllm_draft_window.reporting import INTERVALS, figure_and_axes, plot_cells
 
-from .verdict import Cells, Verdict
+from .verdict import Cells, Verdict, Window
 
 
-def name(window: int | None) -> str:
+def name(window: Window) -> str:
     return "off" if window is None else str(window)
 
 
-def heading(window: int | None) -> str:
+def heading(window: Window) -> str:
     return "window off" if window is None else f"W={window}"
 
 
-def rows(cells: Cells, windows: Sequence[int | None], contexts: Sequence[int]) -> list[dict[str, Any]]:
+def rows(cells: Cells, windows: Sequence[Window], contexts: Sequence[int]) -> list[dict[str, Any]]:
     """One row per cell."""
     result = []
     for window in windows:
@@ -45,7 +45,7 @@ def rows(cells: Cells, windows: Sequence[int | None], contexts: Sequence[int]) -
 def write(
     folder: Path,
     cells: Cells,
-    windows: Sequence[int | None],
+    windows: Sequence[Window],
     contexts: Sequence[int],
     *,
     settings: dict[str, Any],
@@ -65,7 +65,7 @@ def write(
     return paths
 
 
-def plot(path: Path, cells: Cells, windows: Sequence[int | None], contexts: Sequence[int]) -> None:
+def plot(path: Path, cells: Cells, windows: Sequence[Window], contexts: Sequence[int]) -> None:
     """One line per window, with intervals."""
     figure, (axes,) = figure_and_axes(contexts, width=7, titles=[f"Acceptance against context ({INTERVALS})"])
     for i, window in enumerate(windows):

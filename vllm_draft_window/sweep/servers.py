@@ -15,6 +15,7 @@ from vllm_draft_window.measuring.columns import Measure
 from vllm_draft_window.parameters import numbers
 
 from .prompts import Counted, Prompts, load_prompts
+from .verdict import Window
 
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
@@ -106,10 +107,14 @@ class Servers:
     def __init__(self, servers: list[str], max_tokens: int) -> None:
         self._max_tokens = max_tokens
         urls = dict(entry.partition("=")[::2] for entry in servers)
-        if not all(urls.values()) or "off" not in urls or len(urls) < 2:
+        if not all(urls.values()) or "off" not in urls or not urls.keys() - {"off", "auto"}:
             raise ValueError(f"--server needs off=URL and at least one WINDOW=URL, got {', '.join(servers)}")
-        by_window = {None if key == "off" else numbers("--server", key)[0]: url for key, url in urls.items()}
-        self.windows = sorted(window for window in by_window if window is not None)
+        by_window: dict[Window, str] = {
+            None if key == "off" else "auto" if key == "auto" else numbers("--server", key)[0]: url
+            for key, url in urls.items()
+        }
+        self.windows = sorted(window for window in by_window if isinstance(window, int))
+        self.with_auto = "auto" in by_window
         self._servers = {window: Server(url) for window, url in by_window.items()}
         models = {server.model for server in self._servers.values()}
         if len(models) > 1:
@@ -122,7 +127,7 @@ class Servers:
         return load_prompts(path, contexts, count, self._servers[None].tokenize)
 
     @contextmanager
-    def measuring(self, window: int | None, prompts: Prompts) -> Iterator[Measure[Counted]]:
+    def measuring(self, window: Window, prompts: Prompts) -> Iterator[Measure[Counted]]:
         server = self._servers[window]
         yield lambda context, on_finished: server.measure(
             prompts[context], max_tokens=self._max_tokens, on_finished=on_finished

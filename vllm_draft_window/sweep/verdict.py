@@ -3,25 +3,27 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from vllm_draft_window.measuring.cells import LEVEL, Cell, interval
 
+Window = int | Literal["auto"] | None
+"""In tokens; ``None`` is without a window."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WindowCell(Cell):
-    """``window`` in tokens; ``None`` is without a window."""
-
-    window: int | None
+    window: Window
 
     @property
-    def key(self) -> tuple[int | None, int]:
+    def key(self) -> tuple[Window, int]:
         return self.window, self.context
 
 
-Cells = Mapping[tuple[int | None, int], WindowCell]
-"""By window, ``None`` for none, and context length."""
+Cells = Mapping[tuple[Window, int], WindowCell]
+"""By window and context length."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from vllm_ascend.draft_window.config import (
+    LADDER,
     DraftFacts,
     DraftWindow,
     WindowOff,
@@ -69,6 +70,62 @@ class TestResolution:
         assert isinstance(off, WindowOff)
         assert off.reason.startswith(reason)
         assert off.level == level
+
+    @pytest.mark.parametrize(
+        ("given", "engine", "candidates", "start"),
+        [
+            ({}, {}, LADDER, 2048),
+            ({}, {"trained_length": 4096}, LADDER, 4096),
+            ({}, {"trained_length": 700}, LADDER, 512),
+            ({}, {"trained_length": 100}, LADDER, 128),
+            ({}, {"max_model_len": 2000}, (128, 256, 512, 1024), 1024),
+            ({}, {"native_window": 1000}, (1024, 2048, 4096, 8192), 2048),
+            ({"candidates": [512, 64, 512]}, {}, (64, 512), 512),
+            ({"candidates": [8, 32767]}, {}, (8, 32767), 8),
+        ],
+    )
+    def test_auto(self, given, engine, candidates, start):
+        window = resolve(options(size="auto", **given), facts(**engine))
+        assert (window.candidates, window.start, window.size) == (candidates, start, candidates[-1])
+        assert window.warnings == ()
+
+    def test_auto_of_one_candidate_is_that_size(self):
+        for given, engine, size in (
+            ({"candidates": [300]}, {}, 300),
+            ({}, {"max_model_len": 200}, 128),
+            ({}, {"native_window": 5000}, 8192),
+        ):
+            window = resolve(options(size="auto", **given), facts(**engine))
+            assert (window.size, window.candidates, window.start, window.name) == (size, (), None, str(size))
+
+    def test_auto_without_a_candidate_is_off(self):
+        off = resolve(options(size="auto"), facts(max_model_len=128))
+        assert off.reason == "draft_window_size='auto' has no candidate below max_model_len=128"
+
+    def test_auto_never_goes_below_the_drafts_own_window(self):
+        window = resolve(options(size="auto"), facts(native_window=10_000))
+        assert (window.size, window.candidates, window.start) == (10_000, (), None)
+        assert "below the draft's own sliding window of 10000 tokens" in window.warnings[0]
+
+    @pytest.mark.parametrize(
+        ("candidates", "unable", "allowed"),
+        [([4, 512], "4", "8 to 32767"), ([512, 32768], "32768", "8 to 32767"), ([1, 2], "1, 2", "8 to 32767")],
+    )
+    def test_candidates_that_cannot_act(self, candidates, unable, allowed):
+        with pytest.raises(ValueError, match=f": {unable} cannot act, each must be from {allowed}"):
+            resolve(options(size="auto", candidates=candidates), facts())
+
+    def test_auto_where_it_cannot_learn_stays_at_its_start(self):
+        auto = resolve(options(size="auto"), facts(trained_length=1024))
+        window = auto.fixed("of a reason")
+        assert (window.size, window.candidates, window.start, window.name) == (1024, (), None, "1024")
+        assert window.warnings == ("draft_window_size='auto' stays at 1024 tokens: of a reason",)
+        assert window.fixed("again") == window
+
+    def test_auto_is_in_force_where_its_smallest_candidate_is(self):
+        auto = resolve(options(size="auto", sink_size=16), facts(max_model_len=2064))
+        assert auto.covers(2064, block_size=16) is None
+        assert auto.visible(16) == (128 + 16, 2048 + 16 + 15)
 
     @pytest.mark.parametrize("method", ["eagle", "eagle3", "draft_model", "mtp", "deepseek_mtp"])
     def test_autoregressive_drafts_look_ahead_to_the_end_of_the_proposal(self, method):

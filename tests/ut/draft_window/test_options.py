@@ -38,7 +38,31 @@ def test_defaults():
         "draft_window_min_context": 0,
         "draft_window_mtp": False,
         "draft_window_reclaim": False,
+        "draft_window_candidates": [],
     }
+
+
+def test_auto_and_what_it_chooses_from():
+    options = read({"draft_window_size": "auto", "draft_window_candidates": [256, 512]})
+    assert (options.draft_window_size, options.draft_window_candidates) == ("auto", [256, 512])
+    with pytest.raises(
+        ValueError, match=r"draft_window_candidates=\[256\] is what draft_window_size='auto' chooses from"
+    ):
+        read({"draft_window_size": 512, "draft_window_candidates": [256]})
+
+
+@pytest.mark.parametrize("value", ["Auto", "AUTO", "", "dynamic"])
+def test_auto_is_written_so(value):
+    text = f"draft_window_size={value!r} is not allowed: it must be an integer greater than 0, or 'auto'"
+    with pytest.raises(ValueError, match=f"^additional_config {re.escape(text)}$"):
+        read({"draft_window_size": value})
+
+
+@pytest.mark.parametrize("value", [256, "256", [0], [256, -1], [256.0], ["256"], [True], {"a": 256}])
+def test_candidates_are_a_list_of_positive_integers(value):
+    text = f"draft_window_candidates={value!r} is not allowed: it must be a list of integers greater than 0"
+    with pytest.raises(ValueError, match=f"^additional_config {re.escape(text)}$"):
+        read({"draft_window_size": "auto", "draft_window_candidates": value})
 
 
 def test_integers_of_other_libraries():

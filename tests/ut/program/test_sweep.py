@@ -198,16 +198,19 @@ def test_recommendation_for_recorded_cells(method):
 
 
 def test_report_files(tmp_path):
-    cells = sweep_of({None: (4.3, 1.6), 256: (4.3, 4.2)})
+    cells = sweep_of({None: (4.3, 1.6), 256: (4.3, 4.2), "auto": (4.3, 4.1)})
     verdict = recommend(cells, [256], CONTEXTS)
-    paths = write(tmp_path, cells, [None, 256], CONTEXTS, settings={"prompts": "abc"}, verdict=verdict)
+    columns = [None, 256, "auto"]
+    paths = write(tmp_path, cells, columns, CONTEXTS, settings={"prompts": "abc"}, verdict=verdict)
     report = json.loads(paths[0].read_text())
     assert report["recommendation"]["window"] == 256 and report["settings"] == {"prompts": "abc"}
     with paths[1].open() as file:
         read = list(csv.DictReader(file))
-    assert [(row["window"], row["context"]) for row in read] == [(w, str(n)) for w in ("off", "256") for n in CONTEXTS]
+    assert [(row["window"], row["context"]) for row in read] == [
+        (w, str(n)) for w in ("off", "256", "auto") for n in CONTEXTS
+    ]
     assert [float(row["accepted_length"]) for row in read] == [row["accepted_length"] for row in report["rows"]]
-    assert all(row["low"] < row["accepted_length"] < row["high"] for row in rows(cells, [None, 256], CONTEXTS))
+    assert all(row["low"] < row["accepted_length"] < row["high"] for row in rows(cells, columns, CONTEXTS))
     assert paths[2].read_bytes().startswith(b"\x89PNG") and paths[2].stat().st_size > 10_000
 
 

@@ -184,6 +184,14 @@ def test_the_window_in_force(proposers, method, lookahead):
     assert proposer.vllm_config.additional_config == {"another_option": 1, **options}
 
 
+def test_auto_stays_at_its_start(proposers, caplog):
+    config = make_config("eagle3", draft_window_size="auto", draft_window_candidates=[256, 1024])
+    config.use_v2_model_runner = False
+    config.speculative_config.draft_model_config.hf_config.max_position_embeddings = 512
+    assert load(proposers, config).sliding_window.window_size == 256
+    assert "draft_window_size='auto' stays at 256 tokens: Model Runner V1 plans lengths on the host" in caplog.text
+
+
 def test_no_option_no_window(proposers):
     proposer = load(proposers, make_config("eagle3"))
     assert proposer.sliding_window is None and proposer.draft_window_size is None

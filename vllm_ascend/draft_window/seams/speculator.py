@@ -121,7 +121,7 @@ class SpeculatorSeam(Speculator):
         in_force = self.draft_window.widened_to(groups.native_window)
         if self.host_decides:
             in_force = in_force.fixed("vLLM-Ascend plans lengths on the host, which does not wait for the device")
-        elif in_force.start < 4 * (block_size := lcm(*groups.block_sizes)):
+        elif in_force.start is not None and in_force.start < 4 * (block_size := lcm(*groups.block_sizes)):
             in_force = in_force.fixed(f"in whole blocks of {block_size} tokens the candidates hardly differ")
         self.draft_window = in_force
         if reason := versions.refusal(self):
