@@ -73,7 +73,7 @@ class Recorder:
         sizes = getattr(tables, "kernel_block_sizes", None) or tables.block_sizes
         self.sizes = dict(enumerate(sizes))
         # Draws each request's window, up to this one.
-        self._chooser = speculator.window.chooser if speculator.window is not None else None
+        self._chooser = getattr(getattr(speculator, "window", None), "chooser", None)
         # Held from the start: a fault under test may leave other tensors in their place.
         self._full_lens = speculator.input_buffers.seq_lens
         self.full_tables = list(tables.input_block_tables)

@@ -63,9 +63,9 @@ class WindowLaunch:
 
     def __call__(self, *, num_reqs: int, num_rows: int, queries: int | None, lookahead: int = 0) -> None:
         """Write ``num_rows`` rows; those from ``num_reqs`` on become empty. No ``queries``: each row has its own."""
-        reach = self._geometry.reach(queries or 0, lookahead)
+        reach = self._geometry.reach(0, lookahead)
         for launch in self._launches:
-            launch(num_rows, num_reqs, reach, lookahead, int(queries is None))
+            launch(num_rows, num_reqs, reach, lookahead, queries or 0)
 
 
 class _Launch:
@@ -84,12 +84,12 @@ class _Launch:
             self._bound = self._bind(compiled, self._tensors, self._constants)
 
 
-@triton.jit(do_not_specialize=["num_reqs", "reach", "lookahead", "per_request"])
+@triton.jit(do_not_specialize=["num_reqs", "reach", "lookahead", "uniform_queries"])
 def _window_kernel(
     seq_lens_ptr, query_start_loc_ptr, out_seq_lens_ptr, windows_ptr,
     full_0_ptr, full_1_ptr, full_2_ptr, full_3_ptr,
     out_0_ptr, out_1_ptr, out_2_ptr, out_3_ptr,
-    num_reqs, reach, lookahead, per_request,
+    num_reqs, reach, lookahead, uniform_queries,
     LIMIT: tl.constexpr, ALIGNMENT: tl.constexpr, SINK: tl.constexpr, GATE: tl.constexpr, NUM_GROUPS: tl.constexpr,
     NEWEST: tl.constexpr, LARGEST: tl.constexpr,
     SIZE_0: tl.constexpr, SIZE_1: tl.constexpr, SIZE_2: tl.constexpr, SIZE_3: tl.constexpr,
@@ -102,7 +102,8 @@ def _window_kernel(
     seq_len = tl.where(row < num_reqs, seq_len, 0)
     seq_len = tl.minimum(tl.maximum(seq_len, 0), LIMIT)
     queries = tl.load(query_start_loc_ptr + row + 1) - tl.load(query_start_loc_ptr + row)
-    queries = tl.maximum(queries, 0) * per_request  # a padding row's may be anything
+    queries = tl.maximum(queries, 0)  # a padding row's may be anything
+    queries = tl.where(uniform_queries > 0, uniform_queries, queries)
     if LARGEST > 0:
         reach += tl.load(windows_ptr + row) - LARGEST
     reach = tl.maximum(reach, queries) if NEWEST else reach + queries

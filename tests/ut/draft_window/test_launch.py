@@ -56,7 +56,7 @@ names = kernel.arg_names
 signature = {n: "*i32" if n.endswith("_ptr") else "i32" if n.islower() else "constexpr" for n in names}
 constexprs = dict(zip([n for n in names if not n.islower()], constants, strict=True))
 compiled = triton.compile(ASTSource(kernel, signature, constexprs), target=TARGET)
-addresses, scalars = tuple(range(16, 16 * 12, 16)), (5, 4032, 0, 0)
+addresses, scalars = tuple(range(16, 16 * 13, 16)), (5, 4032, 0, 0)
 compiled[(6, 1, 1)](*addresses, *scalars, *constants)
 bound_launch.bind(compiled, addresses, tuple(constants), 3)(6, *scalars)
 bound_launch._KNOWN_TRITON = ((0, 0), (0, 1))
@@ -69,7 +69,7 @@ def test_prepared_launch_passes_what_triton_passes():
     pytest.importorskip(
         "triton", minversion="3.9", reason="older Tritons build a C launcher, which needs a CUDA driver"
     )
-    constants = [1 << 20, 16, 0, 0, 2, True, *[16] * 4, *[65536] * 4, *[253] * 4, 256]
+    constants = [1 << 20, 16, 0, 0, 2, True, 0, *[16] * 4, *[65536] * 4, *[253] * 4, 256]
     child = subprocess.run(
         [sys.executable, "-c", CHILD, json.dumps(constants)],
         cwd=REPOSITORY,

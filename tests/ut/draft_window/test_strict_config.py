@@ -16,11 +16,12 @@ from vllm_ascend.draft_window.options import DraftWindowOptions
 from vllm_ascend.draft_window.strict_config import hide_options
 
 ALL = {
-    "draft_window_size": 512,
+    "draft_window_size": "auto",
     "draft_window_sink_size": 4,
     "draft_window_min_context": 4096,
     "draft_window_mtp": True,
     "draft_window_reclaim": True,
+    "draft_window_candidates": [256, 512],
 }
 
 
