@@ -19,8 +19,7 @@ import torch
 
 from tools.demo_pair import DEMO_PAIR, DRAFT_FOLDERS, demo_prompts
 from tools.demo_pair.export import load_draft, load_target
-from tools.demo_pair.modeling import visible_context
-from tools.demo_pair.simulate import generate_with_features
+from tools.demo_pair.simulate import draft_everywhere, generate, sight
 from vllm_ascend.draft_window.auto import WindowChooser
 from vllm_ascend.draft_window.config import DEFAULT_START, LADDER
 
@@ -66,23 +65,18 @@ def main() -> None:
 def answers(method: str, contexts: list[int], prompts: int) -> Answers:
     """What the target keeps of a proposal at every position, with every size of the ladder."""
     target, draft = load_target(DEMO_PAIR / "target"), load_draft(DEMO_PAIR / DRAFT_FOLDERS[method])
-    drafted = draft.config.num_draft_tokens
+    drafted = draft.num_draft_tokens
     result: Answers = {}
     for context in contexts:
         kept: dict[int, list[np.ndarray]] = {size: [] for size in LADDER}
         for batch in torch.tensor(demo_prompts(prompts, context)).split(4):
-            truth, features = generate_with_features(target, batch, TOKENS + drafted + 1)
+            truth, features = generate(target, batch, TOKENS + drafted + 1)
             # [P, context + TOKENS]
             tokens = torch.cat([batch, truth[:, :TOKENS]], dim=1)
-            known = draft.context(
-                draft.select_features([layer[:, : tokens.shape[1] - 1] for layer in features]), tokens
-            )
-            positions = torch.arange(context, tokens.shape[1])[None]
+            known = draft.context(draft.select_features([f[:, : tokens.shape[1] - 1] for f in features]), tokens)
             for size in LADDER:
-                visible = visible_context(
-                    positions, context_length=tokens.shape[1] - 1, num_draft_tokens=drafted, window=size, alignment=16
-                )
-                proposed = draft(known, tokens[:, context:, None], positions, visible).argmax(-1)
+                seen = sight(window=size, alignment=16)
+                proposed = draft_everywhere(draft, known, tokens, first=context, seen=seen)
                 agrees = proposed == truth[:, 1:].unfold(1, drafted, 1)[:, :TOKENS]
                 kept[size].append((agrees.int().cumprod(-1).sum(-1) + 1).numpy())
         result[context] = {size: np.concatenate(parts) for size, parts in kept.items()}
@@ -91,7 +85,8 @@ def answers(method: str, contexts: list[int], prompts: int) -> Answers:
 
 def compare(drafts: Answers, method: str, proposals: int, runs: int) -> Iterator[dict[str, str | int | float]]:
     """Accepted length of each rule as a share of the best fixed window's, for traffic of one context and of all."""
-    for traffic in [*([context] for context in drafts), list(drafts)]:
+    alone = [[context] for context in drafts]
+    for traffic in alone + [list(drafts)] * (len(drafts) > 1):
         kept = {
             rule: [play(drafts, traffic, proposals, run, rule) for run in range(runs)] for rule in (*LADDER, *RULES[:2])
         }
