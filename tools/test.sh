@@ -20,7 +20,8 @@ setup_env .venv-test-0.27.1 0.27.1 lint,test,tools,docs
 run() { # VLLM_VERSION PYTEST_ARGUMENTS...
     echo "== vLLM $1"
     # The interpreter runs on one core, so each worker has one.
-    OMP_NUM_THREADS=1 ".venv-test-$1/bin/python" -m pytest -q -n 2 --dist loadgroup --benchmark-disable "${@:2}"
+    OMP_NUM_THREADS=1 ".venv-test-$1/bin/python" -m pytest -q -n 2 --dist loadgroup --benchmark-disable \
+        --durations 25 --durations-min 10 "${@:2}"
 }
 if [ "$quick" ]; then
     run 0.27.1 -m "quick or not (engine or slow)" "$@"

@@ -16,7 +16,7 @@ from tools.demo_pair.simulate import draft_everywhere, generate, sight
 from tools.demo_pair.training import Budget, train_draft
 from vllm_draft_window.measuring.engine import Engine
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.one_vllm]
 
 LENGTHS = (40, 97, 130)
 MAX_TOKENS = 16

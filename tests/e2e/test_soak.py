@@ -9,6 +9,7 @@ import typer
 from tools import soak
 
 
+@pytest.mark.one_vllm
 def test_in_miniature(tmp_path, capfd):
     right, wrong = tmp_path / "right.json", tmp_path / "wrong.json"
     with pytest.raises(typer.Exit) as stopped:

@@ -8,7 +8,8 @@ import pytest
 
 from tests.parity.engine_jobs import IN_BOTH, METHODS, NEAR, REJECTED_TAILS, WINDOW, compare_proposals, jobs, run
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.xdist_group("runners")]
+# Model Runner V1 is vLLM-Ascend's, which is built for vLLM 0.27.1.
+pytestmark = [pytest.mark.engine, pytest.mark.one_vllm, pytest.mark.slow, pytest.mark.xdist_group("runners")]
 
 
 @pytest.fixture(scope="module")

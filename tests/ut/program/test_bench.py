@@ -411,6 +411,7 @@ def test_wrong_arguments(arguments):
 
 
 @pytest.mark.engine
+@pytest.mark.one_vllm
 def test_engines_take_turns_and_are_measured(tmp_path):
     arguments = (
         "run --device cpu --configs off,on --together --turns 2 --window 64 --contexts 200 --batches 1,2 --steps 2"
