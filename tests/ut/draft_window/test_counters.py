@@ -211,7 +211,7 @@ def test_the_same_requests_count_the_same_however_their_metadata_is_built(kind, 
         num_speculative_steps, prefill_cudagraph_manager = 7, None
         draft_max_seq_len = 7100
 
-        def propose(self, batch, **_):
+        def propose(self, batch, *_, **__):
             times = {"per forward": forwards, "twice": 2 * forwards, "once": min(forwards, 1), "never": 0}[builds]
             for _ in range(times):
                 self._build_draft_attn_metadata(3, 4, 32, num_query_per_req=8, causal=False)
@@ -243,8 +243,9 @@ def test_the_same_requests_count_the_same_however_their_metadata_is_built(kind, 
         query_start_loc_np=np.cumsum([0, *queries], dtype=np.int32),
     )
     given = {} if asked is None else {"num_speculative_tokens": asked}
-    speculator.propose(requests, **given)
-    speculator.propose(requests, dummy_run=True, **given)
+    states = [None] * 5  # the target's metadata, slots, hidden states and samples
+    speculator.propose(requests, *states, **given)
+    speculator.propose(requests, *states, dummy_run=True, **given)
     assert counters.builds == forwards
     assert counters.windowed_rows == 2 * forwards
     full = (upper + (0 if lookahead else 8)).tolist()
