@@ -53,7 +53,7 @@ class WindowAdapter:
         self.full_block_table: torch.Tensor | None = None
         self._future_offset, self._max_rejected = future_offset, max_rejected
         self._max_model_len, self._read_from = max_model_len, read_from
-        self._pin_memory = is_pin_memory_available()
+        self._pin_memory = device.type != "cpu" and is_pin_memory_available()
         # One forward verifies at most K + 1 tokens per request; only a chunk of prefill brings more than the window.
         self._most_queries = max(window_size - future_offset, future_offset + 1)
         self._long_chunk = False

@@ -44,7 +44,7 @@ class HostPlannedWindow:
         self.geometry = geometry
         self.seq_lens, self.block_tables = seq_lens, list(block_tables)
         self._group_ids = tuple(group_ids)
-        self._pin_memory = is_pin_memory_available()
+        self._pin_memory = seq_lens.device.type != "cpu" and is_pin_memory_available()
         self.removed: np.ndarray = np.zeros(len(seq_lens), dtype=np.int32)
 
     def build(

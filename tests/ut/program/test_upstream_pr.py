@@ -338,8 +338,8 @@ def gate(clone: Path, tool: str, *args: str) -> subprocess.CompletedProcess:
 def mypy_errors(clone: Path, commit: str) -> list[str]:
     """As upstream's ``tools/mypy.sh`` calls it; without line numbers, which move."""
     git(clone, "checkout", "--quiet", commit)
-    args = ["--follow-imports", "skip", "--check-untyped-defs", "--python-executable", sys.executable, "vllm_ascend"]
-    output = gate(clone, "mypy", *args).stdout
+    args = ["--follow-imports", "skip", "--check-untyped-defs", "--python-executable", sys.executable]
+    output = "".join(gate(clone, "mypy", *args, folder).stdout for folder in ("vllm_ascend", "tests"))
     return sorted(re.sub(r":\d+:", ":", line) for line in output.splitlines() if ": error:" in line)
 
 
