@@ -68,7 +68,7 @@ PROGRAM = """
 
 
 def run(prompts, parallel, folder, window=FIXED):
-    """Tokens of every request, what each rank learned, and the log, whose lines begin with the process that wrote them."""
+    """Tokens of every request, what each rank learned, and the log, each line of which names its process."""
     program, output = folder / "program.py", folder / "tokens.json"
     program.write_text(textwrap.dedent(PROGRAM).replace("MAX_TOKENS", str(MAX_TOKENS)))
     result = subprocess.run(
