@@ -85,3 +85,38 @@ def test_prepared_launch_passes_what_triton_passes():
     differing = [(a, b) for a, b in zip(by_triton, prepared, strict=True) if a != b]
     assert all(b is None for _, b in differing) and len(differing) <= 3
     assert [a for a, _ in differing if "LazyDict" not in a and "HookChain" not in a] == []
+
+
+COMPILES = """
+import sys
+from types import SimpleNamespace
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+sys.modules["vllm"] = SimpleNamespace()
+sys.modules["vllm.triton_utils"] = SimpleNamespace(triton=triton, tl=triton.language)
+from vllm_ascend.draft_window import auto_kernel
+
+kernel = auto_kernel._choose_kernel
+types = {"record_ptr": "*fp32", "history_ptr": "*i64"}
+names = kernel.arg_names
+signature = {n: types.get(n, "*i32" if n.endswith("_ptr") else "i32" if n.islower() else "constexpr") for n in names}
+constants = (7, 7, 8, 64, 4, 256, 0.35, 4, 512, 0.0068)
+constexprs = dict(zip([n for n in names if not n.islower()], constants, strict=True))
+compiled = triton.compile(ASTSource(kernel, signature, constexprs), target=GPUTarget("cuda", 90, 32))
+assert compiled.asm["cubin"]
+"""
+
+
+def test_the_chooser_compiles_for_cuda():
+    pytest.importorskip("triton")
+    child = subprocess.run(
+        [sys.executable, "-c", COMPILES],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert child.returncode == 0, child.stderr
