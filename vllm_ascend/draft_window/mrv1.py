@@ -17,7 +17,8 @@ from copy import copy
 from functools import wraps
 from typing import Any
 
-from .config import DraftWindow, WindowOff, max_rejected
+from .config import DraftWindow, WindowOff
+from .facts import max_rejected
 from .groups import inspect_draft_layers
 from .inputs import swapped
 from .positions import DraftPositions

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .config import language_config, rope_parameters
+from .facts import language_config, rope_parameters
 
 _TABLES = ("cos_sin_cache", "long_short_cos_sin_cache", "cos_sin_cache_bf16")
 

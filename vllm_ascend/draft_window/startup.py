@@ -8,7 +8,8 @@ from typing import Any
 
 from vllm.logger import logger
 
-from .config import DraftWindow, WindowOff, facts_from_config, resolve
+from .config import DraftWindow, WindowOff, resolve
+from .facts import facts_from_config
 from .layout import kept_tokens
 from .options import DraftWindowOptions
 from .ranks import agree, speaks

@@ -5,13 +5,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from vllm_ascend.draft_window import config
-from vllm_ascend.draft_window.config import (
-    DraftFacts,
-    DraftWindow,
-    WindowOff,
-    resolve,
-)
+from vllm_ascend.draft_window import config, facts
+from vllm_ascend.draft_window.config import DraftWindow, WindowOff, resolve
+from vllm_ascend.draft_window.facts import DraftFacts
 from vllm_ascend.draft_window.options import DraftWindowOptions
 from vllm_draft_window.planner.checkpoints import Checkpoint
 from vllm_draft_window.planner.deployment import Deployment, geometry_of, tokens_seen
@@ -28,7 +24,7 @@ def trained_length(target: Checkpoint, deployment: Deployment, known: DraftFacts
     if deployment.trained_length is not None:
         return deployment.trained_length, "--trained-length"
     # A value copied from the target says nothing about the draft's own training.
-    if known.trained_length not in (None, config.trained_length(target.config)):
+    if known.trained_length not in (None, facts.trained_length(target.config)):
         return known.trained_length, "the draft's config"
     return None, "the draft's config does not tell what it was trained on"
 

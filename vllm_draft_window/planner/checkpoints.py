@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from vllm_ascend.draft_window.config import native_window
+from vllm_ascend.draft_window.facts import native_window
 
 _METHODS = {"dspark": "dspark", "dflash": "dflash", "eagle3": "eagle3", "eagle": "eagle"}
 _NESTED = ("text_config", "transformer_layer_config")

@@ -7,12 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from vllm_ascend.draft_window.config import (
-    PARALLEL_METHODS,
-    DraftFacts,
-    DraftWindow,
-    facts_from_config,
-)
+from vllm_ascend.draft_window.config import PARALLEL_METHODS, DraftWindow
+from vllm_ascend.draft_window.facts import DraftFacts, facts_from_config
 from vllm_ascend.draft_window.geometry import Rows, WindowGeometry
 from vllm_ascend.draft_window.window import rows_kept
 from vllm_draft_window.planner.checkpoints import Checkpoint

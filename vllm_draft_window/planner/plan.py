@@ -13,12 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from vllm_ascend.draft_window.config import (
-    DraftFacts,
-    DraftWindow,
-    WindowOff,
-    resolve,
-)
+from vllm_ascend.draft_window.config import DraftWindow, WindowOff, resolve
+from vllm_ascend.draft_window.facts import DraftFacts
 from vllm_ascend.draft_window.geometry import Rows, WindowGeometry
 from vllm_ascend.draft_window.inputs import WindowedInputs
 from vllm_ascend.draft_window.options import DraftWindowOptions

@@ -7,15 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from vllm_ascend.draft_window.config import (
-    LADDER,
-    DraftFacts,
-    DraftWindow,
-    WindowOff,
-    facts_from_config,
-    native_window,
-    resolve,
-)
+from vllm_ascend.draft_window.config import LADDER, DraftWindow, WindowOff, resolve
+from vllm_ascend.draft_window.facts import DraftFacts, facts_from_config, native_window
 from vllm_ascend.draft_window.geometry import WindowGeometry
 from vllm_ascend.draft_window.options import DraftWindowOptions
 

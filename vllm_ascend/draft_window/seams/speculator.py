@@ -20,7 +20,8 @@ from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from .. import reclaim
-from ..config import DraftWindow, ReclaimRefused, WindowOff, max_rejected
+from ..config import DraftWindow, ReclaimRefused, WindowOff
+from ..facts import max_rejected
 from ..geometry import Rows
 from ..groups import inspect_draft_groups, own_window
 from ..inputs import Bind
