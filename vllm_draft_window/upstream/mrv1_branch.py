@@ -55,7 +55,7 @@ if draft_window_size is not None and (type(draft_window_size) is not int or draf
 self.draft_window_size = draft_window_size
 """
 _GROUPS = """
-if self.draft_window_size is not None:
+if getattr(self, "draft_window_size", None) is not None:
     # The groups share the windowed lengths, so they must start at one token.
     self._init_draft_window(math.lcm(*(group.kv_cache_spec.block_size for group in self.draft_attn_groups)))
 """
