@@ -35,6 +35,8 @@ def test_in_force():
         "queries_per_request": 7,
         "max_lookahead": 0,
         "reclaim": False,
+        "candidates": [],
+        "start": None,
         "widened_from": None,
         "warnings": [],
     }
@@ -42,6 +44,12 @@ def test_in_force():
     assert found["plugin"]["found"] == "found, loaded, hooks in place"
     assert "attn_metadata" in found["build seam"]["found"]
     assert all(finding["level"] == "ok" for finding in found.values())
+
+
+def test_auto_is_explained():
+    verdict, _ = examine(*arguments(additional={"draft_window_size": "auto"}), status=0)
+    assert verdict["window"]["start"] in verdict["window"]["candidates"]
+    assert "each proposal has one of the candidates, and the log says what they were worth" in verdict["advice"]
 
 
 def test_warnings_of_a_window_in_force(tmp_path):
