@@ -30,7 +30,7 @@ CONTEXTS = [512, 4096]
 def cell(window, context, mean, *, prompts=16, steps=40, seed=0, spread=0.3):
     """A cell whose prompts differ in difficulty, the same prompts for every window."""
     difficulty = np.random.default_rng([seed, context]).normal(1, spread, prompts).clip(0.3)
-    noise = np.random.default_rng([seed, context, window or 0]).normal(0, 0.05, prompts)
+    noise = np.random.default_rng([seed, context, window if isinstance(window, int) else 0]).normal(0, 0.05, prompts)
     tokens = np.maximum(steps, np.round(steps * mean * difficulty + steps * noise)).astype(int)
     return WindowCell(
         window=window, context=context, tokens=tuple(tokens.tolist()), steps=(steps,) * prompts, seconds=1.5
