@@ -3,7 +3,6 @@
 """What ``draft_window_size: "auto"`` has learned, for the log and for Prometheus."""
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 from prometheus_client import Counter
@@ -24,13 +23,9 @@ class ArmCounters:
         # [num_buckets, num_arms, 2]
         self._published = self._logged = np.zeros(chooser.seen.shape, dtype=np.int64)
 
-    @cached_property
-    def _seen(self) -> np.ndarray:
-        return self._chooser.seen.numpy()
-
     def publish(self) -> None:
         """Bring the Prometheus counters up to date."""
-        seen = self._seen.copy()
+        seen = self._chooser.seen.numpy().copy()
         for bucket, arm, kind in np.argwhere(seen > self._published):
             context, size = self._chooser.buckets[bucket], self._chooser.sizes[arm]
             counter = self._counters[kind].labels(*self._labels, str(context), str(size))
