@@ -5,6 +5,7 @@ import logging
 
 import numpy as np
 import pytest
+import torch
 from prometheus_client import generate_latest
 from scipy import stats
 
@@ -31,7 +32,14 @@ def test_each_request_sees_the_window_that_was_drawn_for_it(method, options, wit
         chooser = engine.speculator.window.chooser
         drawn = set()
         choose = chooser.choose
-        chooser.choose = lambda **batch: (choose(**batch), drawn.update(chooser.windows[: batch["num_reqs"]].tolist()))
+
+        def choose_and_tell(**batch):
+            # What a launch takes for granted that is only told where they are.
+            assert all(t.dtype == torch.int32 and t.is_contiguous() for t in batch.values() if torch.is_tensor(t))
+            choose(**batch)
+            drawn.update(chooser.windows[: batch["num_reqs"]].tolist())
+
+        chooser.choose = choose_and_tell
         recorder = Recorder(
             engine.speculator,
             window=max(CANDIDATES),

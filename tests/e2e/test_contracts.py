@@ -136,14 +136,14 @@ def test_one_launch_per_build_that_crops_none_otherwise_and_no_synchronization(m
     from vllm_ascend.draft_window import kernels
 
     launches = 0
-    launch = kernels._Launch.__call__
+    launch = kernels.Launch.__call__
 
     def counting(self, *args):
         nonlocal launches
         launches += 1
         launch(self, *args)
 
-    monkeypatch.setattr(kernels._Launch, "__call__", counting)
+    monkeypatch.setattr(kernels.Launch, "__call__", counting)
     steps = []
     with Engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, max_model_len=1024) as engine:
         speculator, window = engine.speculator, engine.speculator.window

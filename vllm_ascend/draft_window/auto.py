@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from .inputs import Bind
+
 # Contexts of at most this many tokens share the first bucket; each further one reaches twice as far.
 FIRST_BUCKET_TOKENS = 256
 # Blur of an arm with one proposal, as a share of the best mean. Accepted lengths scatter about as much as their mean;
@@ -50,6 +52,7 @@ class WindowChooser:
         max_model_len: int,
         device: torch.device,
         fused: bool = True,
+        bind: Bind | None = None,
     ) -> None:
         """Allocate the record.
 
@@ -58,6 +61,7 @@ class WindowChooser:
             start: size to begin with, in tokens; the nearest one of the ladder below it is taken.
             max_num_reqs: rows of a batch, and slots of requests.
             fused: one Triton launch per proposal; otherwise its plain-torch twin.
+            bind: how to shorten that launch, where the device knows a way.
         """
         self.sizes = tuple(sizes)
         self._start = max((i for i, size in enumerate(self.sizes) if size <= start), default=0)
@@ -82,7 +86,7 @@ class WindowChooser:
         if fused:
             from .auto_kernel import ChooserLaunch
 
-            self._launch = ChooserLaunch(self)
+            self._launch = ChooserLaunch(self, bind)
 
     def choose(
         self,
@@ -104,7 +108,7 @@ class WindowChooser:
             self.seen.copy_(self.history, non_blocking=True)
         self._calls += 1
         if self._launch is not None:
-            self._launch(idx_mapping, seq_lens, num_sampled, cu_num_logits, num_reqs)
+            self._launch(num_reqs, idx_mapping, seq_lens, num_sampled, cu_num_logits)
             return
         slots, sampled = idx_mapping[:num_reqs].long(), num_sampled[:num_reqs]
         verified = (cu_num_logits[1 : num_reqs + 1] - cu_num_logits[:num_reqs] > 1) & (sampled > 0)

@@ -12,6 +12,8 @@ import torch
 from vllm.triton_utils import tl, triton
 
 from .auto import BLUR, BORROWED, FIRST_BUCKET_TOKENS, MEMORY, NOISE_SCALE
+from .inputs import Bind
+from .kernels import Launch
 
 if TYPE_CHECKING:
     from .auto import WindowChooser
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 class ChooserLaunch:
     """The launch over one chooser's persistent tensors."""
 
-    def __init__(self, chooser: "WindowChooser") -> None:
-        self._tensors = (
+    def __init__(self, chooser: "WindowChooser", bind: Bind | None) -> None:
+        tensors = (
             chooser._sizes,
             chooser._record,
             chooser._added,
@@ -31,7 +33,7 @@ class ChooserLaunch:
             chooser.windows,
         )
         num_buckets, num_arms, _ = chooser.history.shape
-        self._constants = (
+        constants = (
             num_buckets,
             num_arms,
             triton.next_power_of_2(num_arms),
@@ -43,26 +45,19 @@ class ChooserLaunch:
             MEMORY,
             NOISE_SCALE,
         )
+        self._launch = Launch(_choose_kernel, tensors, constants, bind)
 
-    def __call__(
-        self,
-        idx_mapping: torch.Tensor,
-        seq_lens: torch.Tensor,
-        num_sampled: torch.Tensor,
-        cu_num_logits: torch.Tensor,
-        num_reqs: int,
-    ) -> None:
-        _choose_kernel[(num_reqs,)](
-            idx_mapping, seq_lens, num_sampled, cu_num_logits, *self._tensors, num_reqs, *self._constants
-        )
+    def __call__(self, num_reqs: int, *batch: torch.Tensor) -> None:
+        """Choose for a batch's ``idx_mapping``, ``seq_lens``, ``num_sampled`` and ``cu_num_logits``, all int32."""
+        # They are new tensors in every step: a bound launch is told where they are.
+        self._launch(num_reqs, *(batch if self._launch.bound is None else [t.data_ptr() for t in batch]), num_reqs)
 
 
-@triton.jit(do_not_specialize=["num_reqs"])
+_PER_BATCH = ["idx_mapping_ptr", "seq_lens_ptr", "num_sampled_ptr", "cu_num_logits_ptr", "num_reqs"]
+
+
+@triton.jit(do_not_specialize=_PER_BATCH)
 def _choose_kernel(
-    idx_mapping_ptr,
-    seq_lens_ptr,
-    num_sampled_ptr,
-    cu_num_logits_ptr,
     sizes_ptr,
     record_ptr,
     added_ptr,
@@ -70,6 +65,10 @@ def _choose_kernel(
     cell_ptr,
     clock_ptr,
     windows_ptr,
+    idx_mapping_ptr,
+    seq_lens_ptr,
+    num_sampled_ptr,
+    cu_num_logits_ptr,
     num_reqs,
     NUM_BUCKETS: tl.constexpr,
     NUM_ARMS: tl.constexpr,

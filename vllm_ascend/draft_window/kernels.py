@@ -59,7 +59,7 @@ class WindowLaunch:
                 *(table.shape[1] for table in (*full, *out)),
                 _COLUMNS_PER_PASS,
             )
-            self._launches.append(_Launch((*by_row, *full, *out), constants, bind))
+            self._launches.append(Launch(_window_kernel, (*by_row, *full, *out), constants, bind))
 
     def __call__(self, *, num_reqs: int, num_rows: int, queries: int | None, lookahead: int = 0) -> None:
         """Write ``num_rows`` rows; those from ``num_reqs`` on become empty. No ``queries``: each row has its own."""
@@ -68,20 +68,20 @@ class WindowLaunch:
             launch(num_rows, num_reqs, reach, lookahead, queries or 0)
 
 
-class _Launch:
-    """Holds the kernel's arguments: nothing that Triton looks at changes between calls."""
+class Launch:
+    """Holds a kernel's arguments: nothing that Triton looks at changes between calls."""
 
-    def __init__(self, tensors: tuple[torch.Tensor, ...], constants: tuple[Any, ...], bind: Bind | None) -> None:
-        self._tensors, self._constants, self._bind = tensors, constants, bind
-        self._bound: Callable[..., None] | None = None
+    def __init__(self, kernel: Any, tensors: tuple[torch.Tensor, ...], constants: tuple, bind: Bind | None) -> None:
+        self._kernel, self._tensors, self._constants, self._bind = kernel, tensors, constants, bind
+        self.bound: Callable[..., None] | None = None
 
     def __call__(self, num_rows: int, *scalars: int) -> None:
-        if self._bound is not None:
-            self._bound(num_rows, *scalars)
+        if self.bound is not None:
+            self.bound(num_rows, *scalars)
             return
-        compiled = _window_kernel[(num_rows,)](*self._tensors, *scalars, *self._constants)
+        compiled = self._kernel[(num_rows,)](*self._tensors, *scalars, *self._constants)
         if self._bind is not None:
-            self._bound = self._bind(compiled, self._tensors, self._constants)
+            self.bound = self._bind(compiled, self._tensors, self._constants)
 
 
 @triton.jit(do_not_specialize=["num_reqs", "reach", "lookahead", "uniform_queries"])

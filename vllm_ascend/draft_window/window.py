@@ -118,6 +118,7 @@ class WindowedDraft:
                 max_model_len=max_model_len,
                 device=input_buffers.seq_lens.device,
                 fused=fused,
+                bind=bind,
             )
             if counters is not None:
                 counters.watch(self.chooser)
