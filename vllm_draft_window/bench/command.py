@@ -19,7 +19,7 @@ from typer import BadParameter, Option
 from vllm_draft_window.clone import require_clone
 from vllm_draft_window.parameters import json_object, names, numbers, parser
 
-CONFIGURATIONS = ("off", "on", "native", "reclaim", "sink", "tiny")
+CONFIGURATIONS = ("off", "on", "auto", "native", "reclaim", "sink", "tiny")
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 

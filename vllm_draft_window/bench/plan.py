@@ -44,6 +44,10 @@ def configurations(
     known = {
         "off": Configuration(),
         "on": Configuration(options=on),
+        # Drawn among three, none larger: what "auto" itself costs.
+        "auto": Configuration(
+            options=on | {"draft_window_size": "auto", "draft_window_candidates": [window // 4, window // 2, window]}
+        ),
         # Only what the window reads is kept.
         "reclaim": Configuration(options=on | {"draft_window_reclaim": True}),
         # A sink rules a mask per row out: the crop alone.

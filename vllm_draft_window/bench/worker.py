@@ -121,6 +121,7 @@ class Watch:
         self._seconds: dict[str, list[float]] = defaultdict(list)
         self._synchronizations: Counter[str] = Counter()
         watched = [(speculator, name) for name in _BUILDS] + [(window_of(speculator), "refresh")]
+        watched.append((getattr(getattr(speculator, "window", None), "chooser", None), "choose"))
         if not check:
             watched += [(speculator, "propose"), (speculator, "_generate_draft")]
             watched += [(getattr(speculator, name, None), "run_fullgraph") for name in _CUDAGRAPH_MANAGERS]

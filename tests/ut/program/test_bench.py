@@ -172,6 +172,8 @@ def test_arguments_of_an_engine(plan):
     off, on, native = map(plan.engine_args, chosen.values())
     assert off["additional_config"] == native["additional_config"] == {}
     assert on["additional_config"] == {"draft_window_size": 64}
+    (auto,) = configurations(("auto",), SIZES, window=64).values()
+    assert auto.options == {"draft_window_size": "auto", "draft_window_candidates": [16, 32, 64]}
     assert on["speculative_config"]["model"] != native["speculative_config"]["model"]
     # An engine takes what it needs, 8,192 tokens in 3 + 2 layers, unless it is about what the GPU holds.
     assert on["kv_cache_memory_bytes"] > 5 * 8192 * SIZES.kv_bytes_per_layer
