@@ -9,6 +9,8 @@ engine gets a process of its own, and the target, which needs no engine, comes l
     python -m tools.soak run window --out window.json
     python -m tools.soak run reclaim --out reclaim.json
     python -m tools.soak check off.json window.json reclaim.json
+
+With ``poisoned``, blocks that reclaim frees are spoiled at once; acceptance must be that of ``reclaim``.
 """
 
 import gc
@@ -19,6 +21,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,11 +30,19 @@ import numpy as np
 import typer
 
 from tools.demo_pair import demo_prompts, demo_speculation
+from tools.poison import Poison
 
 if TYPE_CHECKING:
     from vllm_draft_window.measuring.engine import Engine
 
-MODES: dict[str, tuple[str, ...]] = {"off": (), "window": ("size",), "reclaim": ("size", "reclaim")}
+MODES: dict[str, tuple[str, ...]] = {
+    "off": (),
+    "window": ("size",),
+    "auto": ("size",),
+    "reclaim": ("size", "reclaim"),
+    "poisoned": ("size", "reclaim"),
+}
+POISON = 1e4
 TIE = 1e-3
 """Nats between the target's two best tokens below which rounding may choose; float32 is good to about 1e-5 of it."""
 
@@ -87,7 +98,7 @@ def start_engine(device: str, longest: int, at_once: int, **engine_args: Any) ->
             attention_config={"backend": "TRITON_ATTN"},
             enforce_eager=False,
             compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
-            gpu_memory_utilization=0.5,
+            gpu_memory_utilization=0.1,  # several may share the GPU
             kv_cache_memory_bytes=at_once * longest * 1024,
         )
     from vllm_draft_window import register
@@ -182,17 +193,21 @@ def run(
     if mode not in MODES:
         raise typer.BadParameter(f"{mode} is none of {', '.join(MODES)}")
     requests = make_requests(tokens, longest)
-    options = {"size": window, "reclaim": True}
-    with start_engine(
-        device,
-        longest,
-        at_once,
-        speculative_config=demo_speculation(method),
-        additional_config={f"draft_window_{name}": options[name] for name in MODES[mode]},
-    ) as engine:
+    options = {"size": "auto" if mode == "auto" else window, "reclaim": True}
+    with (
+        start_engine(
+            device,
+            longest,
+            at_once,
+            speculative_config=demo_speculation(method),
+            additional_config={f"draft_window_{name}": options[name] for name in MODES[mode]},
+        ) as engine,
+        Poison(engine, POISON) if mode == "poisoned" else nullcontext(),
+    ):
         # Lazily allocated workspaces are not leaks.
         serve(engine, make_requests(tokens // 50 + 1, longest, seed=1), at_once=at_once, preempt_every=preempt_every)
         engine.llm.reset_prefix_cache()
+        asynchronous = engine.runner.vllm_config.scheduler_config.async_scheduling
         before, counted, started = resources(engine), engine.counters(), time.perf_counter()
         outputs = serve(engine, requests, at_once=at_once, preempt_every=preempt_every)
         seconds = time.perf_counter() - started
@@ -203,6 +218,7 @@ def run(
         "mode": mode,
         "method": method,
         "device": device,
+        "async_scheduling": asynchronous,
         "longest": longest,
         "at_once": at_once,
         "generated": sum(map(len, filter(None, outputs))),

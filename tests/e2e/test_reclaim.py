@@ -6,8 +6,8 @@ import math
 import pytest
 from vllm import SamplingParams
 
-from tests.e2e.poison import Poison
 from tools.demo_pair import demo_prompts, demo_speculation
+from tools.poison import Poison
 from vllm_ascend.draft_window import reclaim
 from vllm_draft_window.measuring.engine import Engine
 
