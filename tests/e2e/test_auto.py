@@ -30,12 +30,14 @@ def test_each_request_sees_the_window_that_was_drawn_for_it(method, options, wit
         speculative_config=demo_speculation(method), additional_config=AUTO | options, max_model_len=1024
     ) as engine:
         chooser = engine.speculator.window.chooser
-        drawn = set()
+        drawn, types = set(), set()
         choose = chooser.choose
 
         def choose_and_tell(**batch):
             # What a launch takes for granted that is only told where they are.
-            assert all(t.dtype == torch.int32 and t.is_contiguous() for t in batch.values() if torch.is_tensor(t))
+            tensors = [value for value in batch.values() if torch.is_tensor(value)]
+            types.add(tuple(tensor.dtype for tensor in tensors))
+            assert all(tensor.is_contiguous() for tensor in tensors) and len(types) == 1
             choose(**batch)
             drawn.update(chooser.windows[: batch["num_reqs"]].tolist())
 

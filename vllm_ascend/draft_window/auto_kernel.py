@@ -48,8 +48,8 @@ class ChooserLaunch:
         self._launch = Launch(_choose_kernel, tensors, constants, bind)
 
     def __call__(self, num_reqs: int, *batch: torch.Tensor) -> None:
-        """Choose for a batch's ``idx_mapping``, ``seq_lens``, ``num_sampled`` and ``cu_num_logits``, all int32."""
-        # They are new tensors in every step: a bound launch is told where they are.
+        """Choose for a batch's ``idx_mapping``, ``seq_lens``, ``num_sampled`` and ``cu_num_logits``."""
+        # They are new tensors in every step, of types that never change: a bound launch is told where they are.
         self._launch(num_reqs, *(batch if self._launch.bound is None else [t.data_ptr() for t in batch]), num_reqs)
 
 
