@@ -16,7 +16,7 @@ from tests.e2e.conftest import VLLM_VERSION
 from tests.e2e.recorder import Recorder
 from tests.e2e.test_lossless import MAX_TOKENS, WINDOW, mixed_prompts
 from tests.option_mistakes import LOOK_ALIKES
-from tools.demo_pair import DEMO_SPECULATION, demo_prompts
+from tools.demo_pair import DEMO_SPECULATION, demo_prompts, demo_speculation
 from vllm_draft_window.cpu_engine import SITE_DIR
 from vllm_draft_window.measuring.engine import Engine
 
@@ -173,10 +173,11 @@ def test_one_launch_per_build_that_crops_none_otherwise_and_no_synchronization(m
 
 
 @pytest.mark.skipif(VLLM_VERSION >= (0, 32), reason="vLLM 0.32 leaves builds before replays out by itself")
-def test_builds_that_wait_for_their_forward(without_speculation):
+@pytest.mark.parametrize("method", ["dspark", "eagle3"])
+def test_builds_that_wait_for_their_forward(method, without_speculation):
     """As with FlashAttention on a GPU: here no builder says that it allows it, though in eager mode every one does."""
     prompts = mixed_prompts()
-    with Engine(speculative_config=DEMO_SPECULATION, additional_config=WINDOW, max_model_len=1024) as engine:
+    with Engine(speculative_config=demo_speculation(method), additional_config=WINDOW, max_model_len=1024) as engine:
         speculator = engine.speculator
         speculator.window.defers_builds = True
         recorder = Recorder(speculator, window=64)

@@ -172,25 +172,29 @@ class WindowedDraft:
             return build(upper_bound)
         queries = self._queries if step or query_start_loc is None else np.diff(query_start_loc)
         lookahead = self.lookahead(step)
-        if crops and upper_bound is not None:
-            # [num_reqs]; upstream counts the extra tokens in from the second forward on only.
-            full = upper_bound[:num_reqs].numpy() + max(step, self._extra_queries)
-            windowed = self.geometry.host_bound(
-                full, max_rejected=self._max_rejected, queries=queries, lookahead=lookahead
-            )
-            upper_bound = torch.from_numpy(windowed - step)
+        uniform, longest = (queries, queries) if isinstance(queries, int) else (None, int(queries.max()))
+
+        def refresh() -> None:
+            self.inputs.refresh(num_reqs=num_reqs, num_rows=num_rows, queries=uniform, lookahead=lookahead)
 
         def build_windowed() -> Metadata:
-            uniform, longest = (queries, queries) if isinstance(queries, int) else (None, int(queries.max()))
-            self.inputs.refresh(num_reqs=num_reqs, num_rows=num_rows, queries=uniform, lookahead=lookahead)
+            bound = upper_bound
+            if crops and bound is not None:
+                # [num_reqs]; upstream counts the extra tokens in from the second forward on only.
+                full = bound[:num_reqs].numpy() + max(step, self._extra_queries)
+                windowed = self.geometry.host_bound(
+                    full, max_rejected=self._max_rejected, queries=queries, lookahead=lookahead
+                )
+                bound = torch.from_numpy(windowed - step)
             max_seq_len = min(reader.draft_max_seq_len, self.geometry.longest(longest, lookahead))
             with self.inputs.in_place_of_originals(reader, draft_max_seq_len=max_seq_len):
-                return build(upper_bound)
+                return build(bound)
 
-        return self.run(build_windowed)
+        return self.run(refresh, build_windowed)
 
-    def run(self, build: Callable[[], Any]) -> Any:
-        """When to build: now."""
+    def run(self, refresh: Callable[[], None], build: Callable[[], Any]) -> Any:
+        """When to launch, and when to build: now."""
+        refresh()
         return build()
 
     def refresh(self, num_reqs: int, *, step: int = 0) -> None:

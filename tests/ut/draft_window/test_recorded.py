@@ -4,8 +4,10 @@
 So the speculator here is a stand-in that does what upstream's does with metadata, over the real seam and window.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 
 from tests import oracle
@@ -13,7 +15,14 @@ from tests.oracle import Case
 from tests.vllm_inputs import Batch
 from vllm_ascend.draft_window.config import DraftWindow
 from vllm_ascend.draft_window.groups import DraftGroups
-from vllm_ascend.draft_window.seams.recorded import RecordedParallelSeam, RecordedWindow, builds_only_refer
+from vllm_ascend.draft_window.seams.recorded import (
+    DeferringWindow,
+    RecordedParallelSeam,
+    RecordedTargetDependentSeam,
+    RecordedWindow,
+    builds_only_refer,
+    built,
+)
 
 CASE = Case(window=64, block_sizes=(16,), full_columns=(64,), max_model_len=1024, queries=7)
 
@@ -65,24 +74,50 @@ class Upstream:
         )
 
 
+def make_window(window_class, batch: Batch, *, method, queries, max_queries, lookahead):
+    options = dict(size=64, sink_size=0, min_context=0, queries_per_request=queries, max_lookahead=lookahead)
+    window = window_class(
+        DraftWindow(method=method, **options),
+        DraftGroups(group_ids=(0,), block_sizes=(16,), full_columns=(64,), native_window=None),
+        batch.input_buffers,
+        batch.block_tables,
+        max_model_len=1024,
+        queries=queries,
+        max_queries=max_queries,
+        max_rejected=14,
+        fused=False,
+    )
+    window.defers_builds = True
+    return window
+
+
 class Speculator(RecordedParallelSeam, Upstream):
     def __init__(self, batch: Batch):
         Upstream.__init__(self)
         self.input_buffers, self.block_tables = batch.input_buffers, batch.block_tables
         self.max_model_len = self.draft_max_seq_len = 1024
-        self.window = RecordedWindow(
-            DraftWindow(method="dspark", size=64, sink_size=0, min_context=0, queries_per_request=7, max_lookahead=0),
-            DraftGroups(group_ids=(0,), block_sizes=(16,), full_columns=(64,), native_window=None),
-            batch.input_buffers,
-            batch.block_tables,
-            max_model_len=1024,
-            queries=7,
-            max_queries=7,
-            max_rejected=14,
-            fused=False,
-        )
-        self.window.defers_builds = True
+        self.window = make_window(RecordedWindow, batch, method="dspark", queries=7, max_queries=7, lookahead=0)
         self.query_cudagraph_manager = Graphs()
+
+
+class TokenByToken(RecordedTargetDependentSeam, Upstream):
+    """K = 4: a first forward over 5 tokens of each request, then three of one."""
+
+    def __init__(self, batch: Batch):
+        Upstream.__init__(self)
+        self.input_buffers, self.block_tables = batch.input_buffers, batch.block_tables
+        self.max_model_len = self.draft_max_seq_len = 1024
+        self.window = make_window(DeferringWindow, batch, method="eagle3", queries=1, max_queries=1024, lookahead=3)
+
+    def first(self, seq_lens, desc):
+        """The first forward, by a graph or without."""
+        starts = np.arange(len(seq_lens) + 1, dtype=np.int32) * 5
+        batch = SimpleNamespace(
+            num_reqs=len(seq_lens),
+            seq_lens_cpu_upper_bound=torch.tensor(seq_lens, dtype=torch.int32),
+            query_start_loc_np=starts,
+        )
+        return self.build_first_step(batch, 5 * len(seq_lens), desc)
 
 
 def speculator_with(seq_lens):
@@ -139,3 +174,26 @@ def test_replay_follows_batches_that_shrink_and_grow_without_a_build():
         manager.run_fullgraph(None)
         assert speculator.read[-1] == windowed(seq_lens + [0] * (4 - len(seq_lens)))
     assert not speculator.builds
+
+
+def test_replayed_forwards_of_a_proposal_find_fresh_lengths_without_a_build(monkeypatch):
+    monkeypatch.setattr("vllm_ascend.draft_window.seams.autoregressive.builds_by_descriptor", lambda: False)
+    case = replace(CASE, queries=5, lookahead=3)
+    for seq_lens in ([1000, 50], [333], [334, 900, 77, 5], [40, 30]):
+        lengths = torch.tensor(seq_lens, dtype=torch.int32)
+        batch = Batch(case, lengths.numpy(), fused=False, max_num_reqs=4)
+        speculator = TokenByToken(batch)
+        speculator.window.captured, reads = True, speculator.window.inputs.seq_lens
+        desc = SimpleNamespace(num_reqs=4, num_tokens=20)
+        speculator.first(seq_lens, desc)
+        empty = [0] * (4 - len(seq_lens))
+        assert reads.tolist() == [oracle.windowed_length(case, s) for s in seq_lens] + empty
+        for step in (1, 2, 3):
+            batch.set_lengths((lengths + step).numpy())
+            waiting = speculator._build_draft_attn_metadata(len(seq_lens), 4, 4, lengths, step)
+            later = replace(case, queries=1, lookahead=3 - step)
+            assert reads.tolist() == [oracle.windowed_length(later, s + step) for s in seq_lens] + empty
+        assert not speculator.builds
+        # Without a graph a forward gets what its graph would have read.
+        assert built(waiting)["layer"].tolist() == reads.tolist() and len(speculator.builds) == 1
+        assert speculator.first(seq_lens, None)["layer"].data_ptr() == reads.data_ptr()
