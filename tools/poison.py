@@ -46,5 +46,8 @@ class Poison(ExitStack):
         self.enter_context(patch.object(pool, "get_new_blocks", get_clean_blocks))
 
     def _fill(self, block_ids: list[int], value: float) -> None:
-        for cache in self._caches:
-            cache[block_ids] = value
+        if block_ids:
+            # [len(block_ids)]
+            indices = torch.tensor(block_ids, device=self._caches[0].device)
+            for cache in self._caches:
+                cache.index_fill_(0, indices, value)

@@ -43,6 +43,8 @@ MODES: dict[str, tuple[str, ...]] = {
     "poisoned": ("size", "reclaim"),
 }
 POISON = 1e4
+STALLED = 5000
+"""Steps without a finished request after which none will come."""
 TIE = 1e-3
 """Nats between the target's two best tokens below which rounding may choose; float32 is good to about 1e-5 of it."""
 
@@ -127,8 +129,8 @@ def serve(engine: "Engine", requests: Sequence[Request], *, at_once: int, preemp
     outputs: list[list[int] | None] = [None] * len(requests)
     running: dict[str, int] = {}
     to_abort: dict[str, int] = {}
-    wave, step = at_once, 0
-    while waiting or llm.has_unfinished_requests():
+    wave, step, last_finished = at_once, 0, 0
+    while (waiting or llm.has_unfinished_requests()) and step < last_finished + STALLED:
         # A wave arrives once the last one has gone down to a quarter.
         if len(running) <= wave // 4:
             wave = max(at_once if wave < at_once else at_once // 2, 1)
@@ -150,13 +152,14 @@ def serve(engine: "Engine", requests: Sequence[Request], *, at_once: int, preemp
             llm.abort_request(overdue)
             for name in overdue:
                 del to_abort[name], running[name]
-        if step % preempt_every == preempt_every - 1:
+        if preempt_every and step % preempt_every == preempt_every - 1:
             engine.llm.reset_prefix_cache(reset_running_requests=True)
         output: Any
         for output in llm.step():
             if output.finished and output.request_id in running:
                 outputs[running.pop(output.request_id)] = list(output.outputs[0].token_ids)
                 to_abort.pop(output.request_id, None)
+                last_finished = step
         step += 1
     return outputs
 
@@ -184,7 +187,7 @@ def run(
     tokens: Tokens = 1_000_000,
     longest: Longest = 8000,
     at_once: AtOnce = 96,
-    preempt_every: Annotated[int, typer.Option(min=2, help="Steps between preemptions of all requests.")] = 400,
+    preempt_every: Annotated[int, typer.Option(min=0, help="Steps between preemptions of all; 0: for memory.")] = 400,
     method: Annotated[str, typer.Option(help="dspark or eagle3.")] = "dspark",
     window: Annotated[int, typer.Option(min=1, help="draft_window_size.")] = 512,
     device: Device = "cuda",
