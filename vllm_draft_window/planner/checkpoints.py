@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a checkpoint's ``config.json`` says about its KV cache; loads no weights and needs no vLLM."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from vllm_ascend.draft_window.facts import native_window
+from vllm_draft_window.parameters import read_config
 
 _METHODS = {"dspark": "dspark", "dflash": "dflash", "eagle3": "eagle3", "eagle": "eagle"}
 _NESTED = ("text_config", "transformer_layer_config")
@@ -96,34 +96,6 @@ class Checkpoint:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return 2 * max(heads // tensor_parallel_size, 1) * head_size * element_bytes
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """``config.json`` of a model directory.
-
-    Raises:
-        ValueError: no such directory or file, no permission, or not a JSON object.
-    """
-    file = path / "config.json"
-    try:
-        if not path.is_dir():
-            raise ValueError(
-                f"{path} is no directory; give the folder of a checkpoint (fetch one from the hub with `hf download`)"
-            )
-        values = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"{path} has no config.json; give the folder that holds the checkpoint itself") from None
-    except OSError as error:
-        raise ValueError(f"cannot read {file}: {error.strerror}; check its permissions") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{file} is not text; is it a pointer or a damaged download?") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{file} is not JSON (line {error.lineno}: {error.msg}); is it a pointer or a damaged download?"
-        ) from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{file} is not a JSON object")
-    return values
 
 
 def _language_config(values: dict[str, Any]) -> dict[str, Any]:
