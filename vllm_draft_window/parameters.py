@@ -70,7 +70,9 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ValueError(f"cannot read {file}: {error.strerror}; check its permissions") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         where = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "it is not text"
-        raise ValueError(f"{file} is not JSON ({where}); it may be a pointer or a damaged download, fetch it again") from None
+        raise ValueError(
+            f"{file} is not JSON ({where}); it may be a pointer or a damaged download, fetch it again"
+        ) from None
     if not isinstance(values, dict):
         raise ValueError(f"{file} is not a JSON object; give the folder of a checkpoint")
     return values

@@ -193,7 +193,7 @@ def judge(vllm_config: Any, lost: Sequence[str] = ()) -> Verdict:
 
 def _reclaim_refused(vllm_config: Any, window: Any) -> str | None:
     """What a worker says once the layers are loaded, as far as the checkpoints' configs can tell."""
-    from vllm_draft_window.planner.cache import plan_cache
+    from vllm_draft_window.planner.cache import refused
     from vllm_draft_window.planner.checkpoints import Checkpoint
     from vllm_draft_window.planner.deployment import Deployment
 
@@ -201,7 +201,10 @@ def _reclaim_refused(vllm_config: Any, window: Any) -> str | None:
     models = [Path(vllm_config.model_config.model), Path(speculative.draft_model_config.model)]
     if not all((model / "config.json").exists() for model in models):  # names on the hub
         return None
+    target, draft = map(Checkpoint.read, models)
     deployment = Deployment(
+        target=target,
+        draft=draft,
         method=window.method,
         num_speculative_tokens=speculative.num_speculative_tokens,
         max_model_len=vllm_config.model_config.max_model_len,
@@ -210,8 +213,7 @@ def _reclaim_refused(vllm_config: Any, window: Any) -> str | None:
         element_bytes=2,  # of both models
         tensor_parallel_size=vllm_config.parallel_config.tensor_parallel_size,
     )
-    target, draft = map(Checkpoint.read, models)
-    return plan_cache(target, draft, deployment, window, ()).refused
+    return refused(deployment, window)
 
 
 def _not_windowed(vllm_config: Any) -> str | None:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from vllm_ascend.draft_window.config import DraftWindow, ReclaimRefused
 from vllm_ascend.draft_window.layout import CacheLayout, kept_tokens
-from vllm_draft_window.planner.checkpoints import Checkpoint
-from vllm_draft_window.planner.deployment import Deployment
+
+from .deployment import Deployment
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Saving:
     """One request of ``context`` tokens that decodes.
 
@@ -44,65 +44,63 @@ class CachePlan:
     concurrency: tuple[float, float] | None = None
 
 
-def plan_cache(
-    target: Checkpoint, draft: Checkpoint, deployment: Deployment, window: DraftWindow, contexts: Iterable[int]
-) -> CachePlan:
-    """Plan what the cache keeps for ``window``, whether the user asked for reclaim or not."""
-    length, block_size = deployment.max_model_len, deployment.block_sizes[0]
-    layout = CacheLayout(
-        target_layers=len(target.windows),
-        draft_layers=len(draft.windows),
-        block_size=block_size,
-        kept=kept_tokens(window.size, window.min_context, block_size),
-    )
-    reason = _kinds(target, draft, deployment) or layout.too_little_saved(length)
+def refused(deployment: Deployment, window: DraftWindow) -> str | None:
+    """Why the engine would stop where ``draft_window_reclaim`` is asked for, in its words."""
+    reason = _kinds(deployment) or _layout(deployment, window).too_little_saved(deployment.max_model_len)
     if window.sink_size:
         reason = f"draft_window_sink_size={window.sink_size} needs the first tokens"
-    if reason is not None:
-        return CachePlan(refused=str(ReclaimRefused(reason)))
-    page = draft.layer_bytes(deployment.element_bytes, deployment.tensor_parallel_size) * block_size
-    memory = deployment.kv_cache_bytes
+    return None if reason is None else str(ReclaimRefused(reason))
 
-    def fit(pages_of_one_group: int, pages: int) -> tuple[float, float] | None:
-        """Requests that take so many pages without and with reclaim, as vLLM counts: in whole blocks of the pool."""
+
+def plan_cache(deployment: Deployment, window: DraftWindow, contexts: Iterable[int]) -> CachePlan:
+    """Plan what the cache keeps for ``window``, whether the user asked for reclaim or not."""
+    if reason := refused(deployment, window):
+        return CachePlan(refused=reason)
+    length, memory = deployment.max_model_len, deployment.kv_cache_bytes
+    layout = _layout(deployment, window)
+    page = deployment.layer_bytes(deployment.draft) * layout.block_size
+    layers = layout.target_layers + layout.draft_layers
+
+    def fit(context: int, in_flight: int = 0) -> tuple[float, float] | None:
+        """Requests of ``context`` tokens without and with reclaim, as vLLM counts: in whole blocks of the pool."""
         if memory is None:
             return None
-        layers = layout.target_layers + layout.draft_layers
-        without, with_reclaim = memory // (layers * page), memory // (layout.group_size * page)
-        return without * layers / pages_of_one_group, with_reclaim * layout.group_size / pages
+        without, with_reclaim = (memory // (size * page) * size for size in (layers, layout.group_size))
+        return without / layout.pages_of_one_group(context), with_reclaim / layout.pages(context, in_flight)
 
-    concurrency = fit(layout.pages_of_one_group(length), layout.pages(length, deployment.max_in_flight_tokens))
+    concurrency = fit(length, deployment.max_in_flight_tokens)
     return CachePlan(
         refused=None,
         groups=layout.groups,
         group_size=layout.group_size,
         costs_below=layout.costs_below(length),
-        savings=tuple(
-            Saving(
-                context=context,
-                saved=layout.saved(context),
-                requests=fit(layout.pages_of_one_group(context), layout.pages(context)),
-            )
-            for context in contexts
-        ),
+        savings=tuple(Saving(context, layout.saved(context), fit(context)) for context in contexts),
         tokens=(int(concurrency[0] * length), int(concurrency[1] * length)) if concurrency else None,
         concurrency=concurrency,
     )
 
 
-def _kinds(target: Checkpoint, draft: Checkpoint, deployment: Deployment) -> str | None:
+def _layout(deployment: Deployment, window: DraftWindow) -> CacheLayout:
+    block_size = deployment.block_sizes[0]
+    return CacheLayout(
+        target_layers=len(deployment.target.windows),
+        draft_layers=len(deployment.draft.windows),
+        block_size=block_size,
+        kept=kept_tokens(window.size, window.min_context, block_size),
+    )
+
+
+def _kinds(deployment: Deployment) -> str | None:
     """Why these layers cannot share blocks; the engine finds out from the layers themselves."""
-    for whose, checkpoint in (("target", target), ("draft", draft)):
-        if checkpoint.is_mla:
+    models = {"target": deployment.target, "draft": deployment.draft}
+    for whose, model in models.items():
+        if model.is_mla:
             return f"the {whose} keeps its KV cache as MLAAttentionSpec, not as full attention does"
-        if checkpoint.layers_without_kv or len(set(checkpoint.windows)) > 1 or len(deployment.block_sizes) > 1:
+        if model.layers_without_kv or len(set(model.windows)) > 1 or len(deployment.block_sizes) > 1:
             return f"the {whose} has layers of several kinds, only one kind is supported"
-        if any(checkpoint.windows):
+        if any(model.windows):
             return f"the {whose} keeps its KV cache as SlidingWindowSpec, not as full attention does"
-    pages = [
-        checkpoint.layer_bytes(deployment.element_bytes, deployment.tensor_parallel_size) * deployment.block_sizes[0]
-        for checkpoint in (target, draft)
-    ]
-    if pages[0] != pages[1]:
-        return f"a block of a target layer takes {pages[0]} bytes and one of a draft layer {pages[1]}"
+    target, draft = (deployment.layer_bytes(model) * deployment.block_sizes[0] for model in models.values())
+    if target != draft:
+        return f"a block of a target layer takes {target} bytes and one of a draft layer {draft}"
     return None

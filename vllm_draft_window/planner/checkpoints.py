@@ -9,8 +9,7 @@ from typing import Any
 from vllm_ascend.draft_window.facts import native_window
 from vllm_draft_window.parameters import read_config
 
-_METHODS = {"dspark": "dspark", "dflash": "dflash", "eagle3": "eagle3", "eagle": "eagle"}
-_NESTED = ("text_config", "transformer_layer_config")
+_NAMED_METHODS = ("dspark", "dflash", "eagle3", "eagle")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,14 +19,12 @@ class Checkpoint:
     Attributes:
         config: the language model's config, one attribute per key.
         windows: sliding window of each layer that keeps keys and values, ``None`` for full attention.
-        layers_without_kv: layers that keep a state of fixed size instead.
         weight_bytes: size of the weight files.
     """
 
     path: Path
     config: SimpleNamespace
     windows: tuple[int | None, ...]
-    layers_without_kv: int
     weight_bytes: int
 
     @classmethod
@@ -43,14 +40,17 @@ class Checkpoint:
                 raise ValueError(f"{path / 'config.json'} has no integer {key!r}: it is not the config of a decoder")
         if getattr(config, "sliding_window", None) and not getattr(config, "layer_types", None):
             config.layer_types = _default_layer_types(config)
-        windows = [window for window in _layer_windows(config) if window != "none"]
         return cls(
             path=path,
             config=config,
-            windows=tuple(window if isinstance(window, int) else None for window in windows),
-            layers_without_kv=config.num_hidden_layers - len(windows),
+            windows=tuple(_layer_windows(config)),
             weight_bytes=sum(file.stat().st_size for file in path.glob("*.safetensors")),
         )
+
+    @property
+    def layers_without_kv(self) -> int:
+        """Layers that keep a state of fixed size instead."""
+        return self.config.num_hidden_layers - len(self.windows)
 
     @property
     def dtype(self) -> str:
@@ -59,12 +59,9 @@ class Checkpoint:
     @property
     def method(self) -> str:
         """The speculative method that this draft's architecture stands for."""
-        names = (
-            *(getattr(self.config, "architectures", None) or ()),
-            getattr(self.config, "speculators_model_type", ""),
-        )
+        names = *(getattr(self.config, "architectures", None) or ()), getattr(self.config, "speculators_model_type", "")
         described = " ".join(names).lower()
-        return next((method for name, method in _METHODS.items() if name in described), "draft_model")
+        return next((method for method in _NAMED_METHODS if method in described), "draft_model")
 
     @property
     def causal(self) -> bool:
@@ -79,15 +76,6 @@ class Checkpoint:
     def is_mla(self) -> bool:
         return bool(getattr(self.config, "kv_lora_rank", None))
 
-    def kv_bytes_per_token(self, element_bytes: int, tensor_parallel_size: int = 1) -> int:
-        """Keys and values of one token in all layers, on one rank."""
-        return len(self.windows) * self.layer_bytes(element_bytes, tensor_parallel_size)
-
-    def kv_bytes_read(self, tokens: int, element_bytes: int, tensor_parallel_size: int = 1) -> int:
-        """What one forward over ``tokens`` tokens reads on one rank; sliding-window layers read their window."""
-        seen = sum(min(tokens, window or tokens) for window in self.windows)
-        return seen * self.layer_bytes(element_bytes, tensor_parallel_size)
-
     def layer_bytes(self, element_bytes: int, tensor_parallel_size: int) -> int:
         """Keys and values of one token in one layer, on one rank."""
         config = self.config
@@ -100,10 +88,10 @@ class Checkpoint:
 
 def _language_config(values: dict[str, Any]) -> dict[str, Any]:
     """Multimodal models and speculators' drafts nest the decoder's config."""
-    for key in _NESTED:
+    for key in ("text_config", "transformer_layer_config"):
         if isinstance(values.get(key), dict):
             # The outer architecture says which draft it is.
-            return {**values, **values[key], **{k: values[k] for k in ("architectures",) if k in values}}
+            return values | values[key] | {k: values[k] for k in ("architectures",) if k in values}
     return values
 
 
@@ -117,8 +105,8 @@ def _default_layer_types(config: SimpleNamespace) -> list[str] | None:
         return None
 
 
-def _layer_windows(config: SimpleNamespace) -> list[int | str | None]:
-    """Per layer: a sliding window, ``None`` for full attention, ``"none"`` where no token keeps keys and values."""
+def _layer_windows(config: SimpleNamespace) -> list[int | None]:
+    """Of each layer that keeps keys and values: a sliding window, or ``None`` for full attention."""
     layers, window = config.num_hidden_layers, native_window(config)
     kinds = getattr(config, "layer_types", None)
     if kinds is None and getattr(config, "full_attention_interval", None):
@@ -128,4 +116,4 @@ def _layer_windows(config: SimpleNamespace) -> list[int | str | None]:
     if kinds is None or (window and "sliding_attention" not in kinds):
         return [window] * layers
     of_kind = {"full_attention": None, "sliding_attention": window}
-    return [of_kind.get(kind, "none") for kind in kinds[:layers]]
+    return [of_kind[kind] for kind in kinds[:layers] if kind in of_kind]

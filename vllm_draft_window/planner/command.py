@@ -7,17 +7,11 @@ Loads no weights and needs no accelerator and no vLLM.
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
-
-if TYPE_CHECKING:
-    from vllm_draft_window.planner.cache import CachePlan
-    from vllm_draft_window.planner.deployment import Deployment
-    from vllm_draft_window.planner.plan import Plan
 
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1}
 METHODS = ("dspark", "dflash", "eagle3", "eagle", "draft_model")
@@ -89,9 +83,11 @@ def main(
     Exit status: 0, also where the window would be off (the output says why); 2 for bad input.
     """
     from vllm_draft_window.parameters import json_object
-    from vllm_draft_window.planner.checkpoints import Checkpoint
-    from vllm_draft_window.planner.deployment import Deployment, parse_length
-    from vllm_draft_window.planner.plan import make_plan
+
+    from .checkpoints import Checkpoint
+    from .deployment import Deployment, parse_length
+    from .plan import make_plan
+    from .report import show
 
     try:
         pair = Checkpoint.read(target), Checkpoint.read(draft)
@@ -101,6 +97,8 @@ def main(
         if length is None:
             raise ValueError(f"{target / 'config.json'} has no max_position_embeddings; give --max-model-len")
         deployment = Deployment(
+            target=pair[0],
+            draft=pair[1],
             method=method or pair[1].method,
             num_speculative_tokens=num_speculative_tokens,
             max_model_len=length,
@@ -119,12 +117,14 @@ def main(
         single = {"size": window, "sink_size": sink, "min_context": min_context, "reclaim": reclaim}
         options = json_object("--additional-config", additional_config)
         options |= {f"draft_window_{name}": value for name, value in single.items() if value is not None}
-        plan = make_plan(*pair, deployment, options, context or _contexts(length))
+        # By default powers of four from 1k on, and the longest.
+        contexts = context or [*(4**n for n in range(5, 11) if 4**n < length), length]
+        plan = make_plan(deployment, options, contexts)
     except ValueError as error:
         Console(stderr=True).print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
     if as_json:
-        print(json.dumps(to_json(plan, deployment), indent=2))
+        print(json.dumps({"deployment": deployment.arguments(), **asdict(plan)}, indent=2))
     else:
         show(plan, deployment, Console())
 
@@ -136,115 +136,3 @@ def _element_bytes(kv_cache_dtype: str, dtype: str, config_dtype: str) -> int:
     if name not in ELEMENT_BYTES:
         raise ValueError(f"the KV cache type {name!r} is none of {', '.join(ELEMENT_BYTES)}; give --kv-cache-dtype")
     return ELEMENT_BYTES[name]
-
-
-def _contexts(max_model_len: int) -> list[int]:
-    """Powers of four from 1k on, and the longest."""
-    powers = [4**n for n in range(5, 11) if 4**n < max_model_len]
-    return [*powers, max_model_len]
-
-
-def to_json(plan: "Plan", deployment: "Deployment") -> dict[str, Any]:
-    return {
-        "deployment": asdict(deployment),
-        "window": asdict(plan.window) if plan.window else None,
-        "off_because": plan.off_reason,
-        "masked": plan.masked,
-        "tokens_seen": {"first_query": plan.first_query, "last_query": plan.last_query},
-        "columns": list(plan.columns),
-        "full_columns": list(deployment.full_columns),
-        "windowed_bytes": plan.windowed_bytes,
-        "draft_kv_bytes_per_token": plan.draft_kv_bytes_per_token,
-        "target_kv_bytes_per_token": plan.target_kv_bytes_per_token,
-        "reads": [
-            asdict(read) | {"share_off": round(read.share_off, 4), "share_on": round(read.share_on, 4)}
-            for read in plan.reads
-        ],
-        "warnings": list(plan.warnings),
-        "suggestion": asdict(plan.suggestion),
-        "reclaim": asdict(plan.reclaim) if plan.reclaim else None,
-    }
-
-
-def show(plan: "Plan", deployment: "Deployment", console: Console) -> None:
-    from vllm_draft_window.reporting import table
-
-    facts = Table(show_header=False, title="Draft window", title_justify="left")
-    facts.add_row("method, K", f"{deployment.method}, {deployment.num_speculative_tokens}")
-    if plan.window:
-        facts.add_row("window, sink, gate", f"{plan.window.name}, {plan.window.sink_size}, {plan.window.min_context}")
-        facts.add_row("mask per query row", "yes" if plan.masked else "no: whole blocks")
-        facts.add_row("first query row sees", _tokens(plan.first_query))
-        facts.add_row("last query row sees", _tokens(plan.last_query))
-        columns = zip(deployment.block_sizes, plan.columns, deployment.full_columns, strict=True)
-        for size, cropped, full in columns:
-            facts.add_row(f"table columns, blocks of {size}", f"{cropped} of {full}")
-        facts.add_row("windowed lengths and tables", _bytes(plan.windowed_bytes))
-    else:
-        facts.add_row("[yellow]off, because", escape(str(plan.off_reason)))
-    kept = "the window's tokens only" if plan.window and plan.window.reclaim else "all tokens"
-    facts.add_row("draft KV cache", f"{_bytes(plan.draft_kv_bytes_per_token)} per token, kept for {kept}")
-    facts.add_row("target KV cache", f"{_bytes(plan.target_kv_bytes_per_token)} per token")
-    console.print(facts)
-
-    weights = ", weights included" if deployment.with_weights else ""
-    headings = ("context", "draft tokens off", "on", "draft KV off", "on", "target KV", "share off", "share on")
-    reads = [
-        [
-            *(f"{tokens:,}" for tokens in (read.context, read.tokens_off, read.tokens_on)),
-            *map(_bytes, (read.draft_off, read.draft_on, read.target)),
-            *(f"{share:.1%}" for share in (read.share_off, read.share_on)),
-        ]
-        for read in plan.reads
-    ]
-    title = f"Read per step on one rank, {deployment.batch} request(s){weights}"
-    caption = "share: of everything that the step reads, target and draft"
-    console.print(table(headings, reads, title=title, title_justify="left", caption=caption))
-    if plan.reclaim:
-        show_reclaim(plan.reclaim, deployment, console)
-    for warning in plan.warnings:
-        console.print(f"[yellow]Warning:[/] {escape(warning)}.", highlight=False)
-    suggested = "none" if plan.suggestion.window is None else plan.suggestion.window
-    console.print(f"[bold]Suggested window: {suggested}[/], because {escape(plan.suggestion.reason)}.", highlight=False)
-
-
-def show_reclaim(cache: "CachePlan", deployment: "Deployment", console: Console) -> None:
-    from vllm_draft_window.reporting import table
-
-    """What ``draft_window_reclaim`` saves, whether it is asked for or not."""
-    if cache.refused is not None:
-        console.print(f"[yellow]No reclaim:[/] {escape(cache.refused)}.", highlight=False)
-        return
-    console.print(
-        f"KV cache with draft_window_reclaim: {cache.groups} groups of up to {cache.group_size} layers; a request that "
-        f"decodes takes more than without below {cache.costs_below:,} tokens",
-        style="italic",
-        highlight=False,
-    )
-    headings = ("context", "saved", *(("requests at once without", "with") if cache.tokens else ()))
-    rows = [
-        [f"{saving.context:,}", f"{saving.saved:.1%}", *(f"{count:,.2f}" for count in saving.requests or ())]
-        for saving in cache.savings
-    ]
-    console.print(table(headings, rows))
-    if cache.tokens and cache.concurrency:
-        console.print(
-            f"vLLM will log a KV cache of {cache.tokens[0]:,} tokens without and {cache.tokens[1]:,} with, and a "
-            f"concurrency of {cache.concurrency[0]:.2f}x and {cache.concurrency[1]:.2f}x for "
-            f"{deployment.max_model_len:,} tokens: it counts prefill chunks of {deployment.max_in_flight_tokens:,} in.",
-            highlight=False,
-        )
-
-
-def _tokens(seen: tuple[int, int] | None) -> str:
-    if seen is None:
-        return "-"
-    return f"{seen[0]:,} to {seen[1]:,} tokens" if seen[0] != seen[1] else f"{seen[0]:,} tokens"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            break
-        count /= 1024
-    return f"{count:,.0f} {unit}" if count >= 100 or unit == "B" else f"{count:,.1f} {unit}"

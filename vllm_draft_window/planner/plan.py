@@ -5,7 +5,7 @@ Which window is in force comes from the product's ``resolve``, every length and 
 the size of the windowed tensors from ``WindowedInputs`` itself, allocated on torch's ``meta`` device.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -14,21 +14,21 @@ import numpy as np
 import torch
 
 from vllm_ascend.draft_window.config import DraftWindow, WindowOff, resolve
-from vllm_ascend.draft_window.facts import DraftFacts
 from vllm_ascend.draft_window.geometry import Rows, WindowGeometry
 from vllm_ascend.draft_window.inputs import WindowedInputs
 from vllm_ascend.draft_window.options import DraftWindowOptions
-from vllm_draft_window.planner.advice import Suggestion, suggest, warnings
-from vllm_draft_window.planner.cache import CachePlan, plan_cache
-from vllm_draft_window.planner.checkpoints import Checkpoint
-from vllm_draft_window.planner.deployment import Deployment, facts, forwards, geometry_of, tokens_seen
+
+from .advice import Suggestion, suggest, warnings
+from .cache import CachePlan, plan_cache
+from .deployment import Deployment, windowed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
     """Bytes of one step on one rank, all requests of the batch at the same context.
 
-    ``tokens_off`` and ``tokens_on`` are what the last draft forward reads of one request.
+    ``tokens_off`` and ``tokens_on`` are what the last draft forward reads of one request, the shares what the draft's
+    keys and values are of all that is read.
     """
 
     context: int
@@ -38,90 +38,81 @@ class Read:
     draft_on: int
     target: int
     weights: int
-
-    @property
-    def share_off(self) -> float:
-        return self.draft_off / (self.draft_off + self.target + self.weights)
-
-    @property
-    def share_on(self) -> float:
-        return self.draft_on / (self.draft_on + self.target + self.weights)
+    share_off: float
+    share_on: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """``first_query`` and ``last_query``: fewest and most tokens that those rows of a proposal see; one number where
-    the backend masks (``masked``).
+    """What ``--json`` prints, field by field.
 
-    ``reclaim`` is what ``draft_window_reclaim`` does or would do.
+    Attributes:
+        masked: the backend shows each query row its own window.
+        tokens_seen: fewest and most tokens that the ``first_query`` and the ``last_query`` row of a proposal see; one
+            number where rows are masked.
+        reclaim: what ``draft_window_reclaim`` does or would do.
     """
 
     window: DraftWindow | None
-    off_reason: str | None
+    off_because: str | None
     masked: bool
+    tokens_seen: dict[str, tuple[int, int] | None]
     columns: tuple[int, ...]
+    full_columns: tuple[int, ...]
+    windowed_bytes: int
     draft_kv_bytes_per_token: int
     target_kv_bytes_per_token: int
-    first_query: tuple[int, int] | None
-    last_query: tuple[int, int] | None
-    windowed_bytes: int
     reads: tuple[Read, ...]
     warnings: tuple[str, ...]
     suggestion: Suggestion
     reclaim: CachePlan | None
 
 
-def make_plan(
-    target: Checkpoint,
-    draft: Checkpoint,
-    deployment: Deployment,
-    options: dict[str, Any],
-    contexts: Iterable[int],
-) -> Plan:
+def make_plan(deployment: Deployment, options: dict[str, Any], contexts: Sequence[int]) -> Plan:
     """Plan ``options``, the window's part of ``additional_config``; without ``draft_window_size`` the suggested one.
 
     Raises:
         ValueError: what the engine would refuse at start-up, in its words.
     """
-    contexts = tuple(contexts)
     if over := [context for context in contexts if context > deployment.max_model_len]:
         raise ValueError(f"the context of {over[0]} tokens is above max_model_len={deployment.max_model_len}")
-    known = facts(draft, deployment)
-    layers = len(draft.windows)
-    suggestion = suggest(target, deployment, known, layers=layers)
+    target, draft = deployment.target, deployment.draft
+    suggestion = suggest(deployment)
     options = {key: value for key, value in options.items() if value is not None}
     # Where no size is given or suggested, the other options are checked all the same.
     given = DraftWindowOptions.from_additional_config({"draft_window_size": suggestion.window or 1, **options})
     assert given is not None
     decision: DraftWindow | WindowOff = WindowOff(suggestion.reason)
     if "draft_window_size" in options or suggestion.window is not None:
-        decision = resolve(given, known)
-
-    geometry = geometry_of(decision, deployment, layers=layers) if isinstance(decision, DraftWindow) else None
-    if geometry and isinstance(decision, DraftWindow):  # as the engine does once it knows its blocks
+        decision = resolve(given, deployment.facts)
+    window = geometry = cache = None
+    first = last = None
+    if isinstance(decision, DraftWindow):
+        geometry = deployment.geometry(decision)
+        # As the engine does once it knows its blocks.
         whole_blocks = 1 if geometry.rows is Rows.MASKED else geometry.alignment
         decision = decision.covers(geometry.limit, block_size=whole_blocks) or decision
-    window = decision if isinstance(decision, DraftWindow) else None
-    cache = plan_cache(target, draft, deployment, window, contexts) if window else None
-    if window and window.reclaim and cache and cache.refused:
-        raise ValueError(cache.refused)
-    if window is None:
+    if isinstance(decision, WindowOff):
         geometry = None
-    first = last = None
+    else:
+        window = decision
+        cache = plan_cache(deployment, window, contexts)
+        if window.reclaim and cache.refused:
+            raise ValueError(cache.refused)
     if geometry:
-        first, last = tokens_seen(geometry, known, causal=draft.causal)
+        first, last = deployment.tokens_seen(geometry, causal=draft.causal)
     return Plan(
         window=window,
-        off_reason=decision.reason if isinstance(decision, WindowOff) else None,
+        off_because=decision.reason if isinstance(decision, WindowOff) else None,
         masked=geometry is not None and geometry.rows is Rows.MASKED,
+        tokens_seen={"first_query": first, "last_query": last},
         columns=geometry.columns if geometry else deployment.full_columns,
-        draft_kv_bytes_per_token=draft.kv_bytes_per_token(deployment.element_bytes, deployment.tensor_parallel_size),
-        target_kv_bytes_per_token=target.kv_bytes_per_token(deployment.element_bytes, deployment.tensor_parallel_size),
-        first_query=first,
-        last_query=last,
+        full_columns=deployment.full_columns,
         windowed_bytes=windowed_bytes(geometry, deployment) if geometry else 0,
-        reads=tuple(read(target, draft, deployment, known, geometry, context) for context in contexts),
-        warnings=tuple(warnings(target, draft, deployment, window)),
+        draft_kv_bytes_per_token=len(draft.windows) * deployment.layer_bytes(draft),
+        target_kv_bytes_per_token=len(target.windows) * deployment.layer_bytes(target),
+        reads=tuple(read(deployment, geometry, context) for context in contexts),
+        warnings=tuple(warnings(deployment, window)),
         suggestion=suggestion,
         reclaim=cache,
     )
@@ -139,36 +130,26 @@ def windowed_bytes(geometry: WindowGeometry, deployment: Deployment) -> int:
     return WindowedInputs(geometry, buffers, tables, range(len(deployment.full_columns)), fused=False).num_bytes
 
 
-def read(
-    target: Checkpoint,
-    draft: Checkpoint,
-    deployment: Deployment,
-    known: DraftFacts,
-    geometry: WindowGeometry | None,
-    context: int,
-) -> Read:
+def read(deployment: Deployment, geometry: WindowGeometry | None, context: int) -> Read:
     """One step at ``context`` tokens: the target verifies, then the draft proposes."""
-    element, tp, limit = deployment.element_bytes, deployment.tensor_parallel_size, deployment.max_model_len
-    steps = forwards(known)
-    seq_lens = [min(context + forward.tokens, limit) for forward in steps]
-    windowed = seq_lens
+    target, draft, steps = deployment.target, deployment.draft, deployment.forwards
+    limit = deployment.max_model_len
+    off = on = [min(context + forward.tokens, limit) for forward in steps]
     if geometry:
-        windowed = [
-            int(geometry.lengths(np.array([s]), queries=forward.queries, lookahead=forward.lookahead)[1][0])
-            for s, forward in zip(seq_lens, steps, strict=True)
-        ]
-
-    def draft_bytes(lengths: list[int]) -> int:
-        return deployment.batch * sum(draft.kv_bytes_read(length, element, tp) for length in lengths)
-
-    verified = min(context + known.num_speculative_tokens + 1, limit)
+        on = [int(windowed(geometry, forward, np.array([s]))[0]) for s, forward in zip(off, steps, strict=True)]
+    draft_off, draft_on = (deployment.batch * sum(deployment.bytes_read(draft, s) for s in lens) for lens in (off, on))
+    verified = min(context + deployment.num_speculative_tokens + 1, limit)
+    of_target = deployment.batch * deployment.bytes_read(target, verified)
     weights = target.weight_bytes + draft.weight_bytes * len(steps) if deployment.with_weights else 0
+    weights //= deployment.tensor_parallel_size
     return Read(
         context=context,
-        tokens_off=seq_lens[-1],
-        tokens_on=windowed[-1],
-        draft_off=draft_bytes(seq_lens),
-        draft_on=draft_bytes(windowed),
-        target=deployment.batch * target.kv_bytes_read(verified, element, tp),
-        weights=weights // tp,
+        tokens_off=off[-1],
+        tokens_on=on[-1],
+        draft_off=draft_off,
+        draft_on=draft_on,
+        target=of_target,
+        weights=weights,
+        share_off=draft_off / (draft_off + of_target + weights),
+        share_on=draft_on / (draft_on + of_target + weights),
     )
