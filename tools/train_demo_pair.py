@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,11 @@ import torch
 
 from tools.demo_pair import DRAFT_FOLDERS
 from tools.demo_pair.card import model_card
-from tools.demo_pair.corpus import Corpus, load_corpus, standard_library
+from tools.demo_pair.corpus import load_corpus, standard_library
 from tools.demo_pair.export import load_target, new_draft, round_to_bfloat16, save_draft, save_target
 from tools.demo_pair.modeling import BOS_TOKEN_ID, MASK_TOKEN_ID, Draft, Target, new_target
 from tools.demo_pair.simulate import accepted_lengths, nats_per_byte
-from tools.demo_pair.training import Budget, Outcome, train_draft, train_target
+from tools.demo_pair.training import Budget, train_draft, train_target
 
 
 def main() -> None:
@@ -37,11 +36,18 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     device = torch.device(args.device)
     corpus = load_corpus(args.corpus or standard_library(), include_tests=not args.no_tests, seed=args.seed)
-    train_stream = torch.from_numpy(corpus.train).to(device)
-    held_out = torch.from_numpy(corpus.held_out).to(device)
-    print(
-        f"corpus: {corpus.num_files} files, {corpus.train.size:,} tokens; held out {corpus.held_out.size:,}", flush=True
-    )
+    text, held_out = (torch.from_numpy(stream).to(device) for stream in (corpus.train, corpus.held_out))
+    files = f"{corpus.record['files']} files"
+    print(f"corpus: {files}, {text.numel():,} tokens; held out {held_out.numel():,}", flush=True)
+    # What another machine would need to train the same models.
+    run = {
+        "seed": args.seed,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "learning_rate": args.learning_rate,
+        "corpus": corpus.record,
+    }
 
     torch.manual_seed(args.seed)
     if args.target_from:
@@ -54,7 +60,7 @@ def main() -> None:
     if args.compile:
         target.compile()
     if not args.target_from:
-        metrics["target"] = _train_target(args, target, corpus, train_stream, held_out)
+        metrics["target"] = _train_target(args, target, text, held_out) | {"run": run}
     target.requires_grad_(False)
 
     torch.manual_seed(args.seed + 1)
@@ -62,7 +68,7 @@ def main() -> None:
     draft.start_from(target)
     if args.compile:
         draft.compile()
-    record = _train_draft(args, draft, target, corpus, train_stream)
+    record = _train_draft(args, draft, target, text) | {"run": run}
 
     table = accepted_lengths(
         target,
@@ -87,72 +93,39 @@ def main() -> None:
 
 
 def _train_target(
-    args: argparse.Namespace,
-    target: Target,
-    corpus: Corpus,
-    train_stream: torch.Tensor,
-    held_out: torch.Tensor,
+    args: argparse.Namespace, target: Target, text: torch.Tensor, held_out: torch.Tensor
 ) -> dict[str, Any]:
     """Train and write the target; returns its record."""
     sizes = {"context": args.target_context, "batch": args.target_batch}
     budget = Budget(args.target_seconds, args.steps)
-    learning = {"seed": args.seed, "budget": budget, "learning_rate": args.learning_rate}
-    outcome = train_target(target, train_stream, **sizes, **learning)
+    outcome = train_target(target, text, **sizes, seed=args.seed, budget=budget, learning_rate=args.learning_rate)
     # A draft must learn the features of the weights that are shipped.
     round_to_bfloat16(target)
     size = save_target(target, args.out / "target")
     nats = nats_per_byte(target, held_out, context=args.target_context, max_windows=args.eval_prompts)
     print("held-out nats/byte: " + ", ".join(f"{where} {value:.4f}" for where, value in nats.items()), flush=True)
     positions = {"max_position_embeddings": target.config.max_position_embeddings, "nats_per_byte": nats}
-    return _record(target, outcome, size) | sizes | positions | {"run": _run_record(args, corpus)}
+    return outcome | _size(target, size) | sizes | positions
 
 
-def _train_draft(
-    args: argparse.Namespace, draft: Draft, target: Target, corpus: Corpus, train_stream: torch.Tensor
-) -> dict[str, Any]:
+def _train_draft(args: argparse.Namespace, draft: Draft, target: Target, text: torch.Tensor) -> dict[str, Any]:
     """Train and write a draft; returns its record."""
     sizes = {"context": args.draft_context, "batch": args.draft_batch}
     sizes |= {"anchors": args.anchors, "loss_decay": args.loss_decay}
     budget = Budget(args.draft_seconds, args.steps)
-    learning = {"seed": args.seed + 1, "budget": budget, "learning_rate": args.learning_rate}
-    outcome = train_draft(draft, target, train_stream, **sizes, **learning)
+    outcome = train_draft(
+        draft, target, text, **sizes, seed=args.seed + 1, budget=budget, learning_rate=args.learning_rate
+    )
     round_to_bfloat16(draft)
     # Written before the measurement, so that a failure there does not lose the training.
     size = save_draft(draft, args.out / DRAFT_FOLDERS[args.method])
-    return (
-        _record(draft, outcome, size)
-        | sizes
-        | {
-            "num_draft_tokens": draft.num_draft_tokens,
-            "target_layer_ids": [i - 1 for i in draft.features],
-            "evaluation": {"prompts": args.eval_prompts, "tokens": args.eval_tokens},
-            "run": _run_record(args, corpus),
-        }
-    )
+    proposal = {"num_draft_tokens": draft.num_draft_tokens, "target_layer_ids": [i - 1 for i in draft.features]}
+    evaluation = {"prompts": args.eval_prompts, "tokens": args.eval_tokens}
+    return outcome | _size(draft, size) | sizes | proposal | {"evaluation": evaluation}
 
 
-def _record(model: torch.nn.Module, outcome: Outcome, size: int) -> dict[str, Any]:
-    return asdict(outcome) | {"parameters": sum(p.numel() for p in model.parameters()), "bytes": size}
-
-
-def _run_record(args: argparse.Namespace, corpus: Corpus) -> dict[str, Any]:
-    """What another machine would need to train the same model."""
-    device = torch.device(args.device)
-    return {
-        "seed": args.seed,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "learning_rate": args.learning_rate,
-        "corpus": {
-            "files": corpus.num_files,
-            "held_out_files": corpus.num_held_out_files,
-            # Every document starts with one token that is no byte.
-            "bytes": int(corpus.train.size) - corpus.num_files,
-            "held_out_bytes": int(corpus.held_out.size) - corpus.num_held_out_files,
-            "sha256": corpus.digest,
-        },
-    }
+def _size(model: torch.nn.Module, size: int) -> dict[str, int]:
+    return {"parameters": sum(p.numel() for p in model.parameters()), "bytes": size}
 
 
 def _parse_arguments() -> argparse.Namespace:

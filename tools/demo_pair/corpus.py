@@ -27,10 +27,8 @@ class Corpus:
     # [train_tokens] and [held_out_tokens], int16: bytes plus BOS
     train: np.ndarray
     held_out: np.ndarray
-    num_files: int
-    num_held_out_files: int
-    # SHA-256 over the sorted (path, content) pairs, so two runs can be compared
-    digest: str
+    # Sizes, and SHA-256 over the sorted (path, content) pairs, so that two runs can be compared.
+    record: dict[str, int | str]
 
 
 def standard_library() -> Path:
@@ -38,28 +36,21 @@ def standard_library() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def is_held_out(relative_path: str) -> bool:
-    """Whether a file belongs to the validation split."""
-    return hashlib.sha256(relative_path.encode()).digest()[0] % HELD_OUT_MODULUS == 0
-
-
 def load_corpus(root: Path, *, include_tests: bool, seed: int) -> Corpus:
     """Read every Python file under ``root`` into a training and a held-out stream."""
     splits: dict[bool, list[bytes]] = {False: [], True: []}
     digest = hashlib.sha256()
+    skipped = SKIPPED_FOLDERS if include_tests else SKIPPED_FOLDERS | TEST_FOLDERS
     for path in sorted(root.rglob("*.py"), key=lambda p: p.relative_to(root).as_posix()):
         relative = path.relative_to(root)
-        folders = set(relative.parts[:-1])
-        if folders & SKIPPED_FOLDERS or (not include_tests and folders & TEST_FOLDERS):
-            continue
         # Generated at build time: it holds compiler flags and local paths, which a published model must not recite.
-        if path.name.startswith("_sysconfigdata"):
+        generated = path.name.startswith("_sysconfigdata")
+        if generated or skipped.intersection(relative.parts[:-1]) or not (content := path.read_bytes()):
             continue
-        content = path.read_bytes()
-        if not content:
-            continue
-        digest.update(relative.as_posix().encode() + b"\0" + content)
-        splits[is_held_out(relative.as_posix())].append(content)
+        name = relative.as_posix().encode()
+        digest.update(name + b"\0" + content)
+        held_out = hashlib.sha256(name).digest()[0] % HELD_OUT_MODULUS == 0
+        splits[held_out].append(content)
     if not splits[False] or not splits[True]:
         raise SystemExit(f"{root} holds too few Python files for a training and a held-out split")
     for documents in splits.values():
@@ -67,19 +58,22 @@ def load_corpus(root: Path, *, include_tests: bool, seed: int) -> Corpus:
     return Corpus(
         train=_join(splits[False]),
         held_out=_join(splits[True]),
-        num_files=len(splits[False]),
-        num_held_out_files=len(splits[True]),
-        digest=digest.hexdigest(),
+        record={
+            "files": len(splits[False]),
+            "held_out_files": len(splits[True]),
+            "bytes": sum(map(len, splits[False])),
+            "held_out_bytes": sum(map(len, splits[True])),
+            "sha256": digest.hexdigest(),
+        },
     )
 
 
 def sample_windows(stream: torch.Tensor, *, length: int, batch: int, generator: torch.Generator) -> torch.Tensor:
     """Random windows of a stream, ``[batch, length]`` int64 on the stream's device."""
     # The generator lives on the CPU so that the windows do not depend on the device.
-    # [batch, 1]
-    starts = torch.randint(0, stream.numel() - length + 1, (batch, 1), generator=generator)
-    offsets = starts.to(stream.device) + torch.arange(length, device=stream.device)
-    return stream[offsets].long()
+    # [batch]
+    ends = torch.randint(length, stream.numel() + 1, (batch,), generator=generator)
+    return windows_ending_at(stream, ends.to(stream.device), length)
 
 
 def windows_ending_at(stream: torch.Tensor, ends: torch.Tensor, length: int) -> torch.Tensor:
@@ -90,5 +84,4 @@ def windows_ending_at(stream: torch.Tensor, ends: torch.Tensor, length: int) -> 
 
 def _join(documents: list[bytes]) -> np.ndarray:
     bos = np.array([BOS_TOKEN_ID], dtype=np.int16)
-    parts = [part for text in documents for part in (bos, np.frombuffer(text, dtype=np.uint8).astype(np.int16))]
-    return np.concatenate(parts)
+    return np.concatenate([part for text in documents for part in (bos, np.frombuffer(text, dtype=np.uint8))])

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,18 +31,7 @@ class Budget:
 
     def progress(self, *, step: int, elapsed: float) -> float:
         """Fraction of the training that is over."""
-        if self.steps is not None:
-            return step / self.steps
-        return elapsed / self.seconds
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a training did."""
-
-    steps: int
-    seconds: float
-    loss: float
+        return elapsed / self.seconds if self.steps is None else step / self.steps
 
 
 def learning_rate_scale(progress: float) -> float:
@@ -58,15 +50,15 @@ def train(
     budget: Budget,
     learning_rate: float,
     device: torch.device,
-) -> Outcome:
-    """AdamW in bfloat16 autocast until the budget is spent."""
+) -> dict[str, float]:
+    """AdamW in bfloat16 autocast until the budget is spent; returns steps, seconds and the last steps' loss."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), fused=device.type == "cuda")
     model.train()
     started = last_print = time.monotonic()
-    step, recent = 0, []
+    step, recent = 0, deque[float](maxlen=50)
     while (progress := budget.progress(step=step, elapsed=time.monotonic() - started)) < 1.0:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * learning_rate_scale(progress)
@@ -82,25 +74,17 @@ def train(
         now = time.monotonic()
         if now - last_print > 10 or step == 1:
             last_print = now
-            mean = sum(recent[-50:]) / len(recent[-50:])
-            print(f"{name}: step {step}, {now - started:.0f} s, loss {mean:.4f}", flush=True)
+            print(f"{name}: step {step}, {now - started:.0f} s, loss {fmean(recent):.4f}", flush=True)
     model.eval()
-    outcome = Outcome(steps=step, seconds=time.monotonic() - started, loss=sum(recent[-50:]) / len(recent[-50:]))
-    print(f"{name}: {outcome.steps} steps in {outcome.seconds:.0f} s, loss {outcome.loss:.4f}", flush=True)
-    return outcome
+    seconds, last = time.monotonic() - started, fmean(recent)
+    print(f"{name}: {step} steps in {seconds:.0f} s, loss {last:.4f}", flush=True)
+    return {"steps": step, "seconds": seconds, "loss": last}
 
 
 def train_target(
-    target: Target,
-    stream: torch.Tensor,
-    *,
-    context: int,
-    batch: int,
-    seed: int,
-    budget: Budget,
-    learning_rate: float,
-) -> Outcome:
-    """Next-byte prediction on long contexts."""
+    target: Target, stream: torch.Tensor, *, context: int, batch: int, seed: int, **options: Any
+) -> dict[str, float]:
+    """Next-byte prediction on long contexts; ``options`` are those of :func:`train`."""
     generator = torch.Generator().manual_seed(seed)
 
     def loss_of_batch() -> torch.Tensor:
@@ -109,7 +93,7 @@ def train_target(
         logits = target(tokens[:, :-1], use_cache=False).logits
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
-    return train("target", target, loss_of_batch, budget=budget, learning_rate=learning_rate, device=stream.device)
+    return train("target", target, loss_of_batch, device=stream.device, **options)
 
 
 def train_draft(
@@ -122,9 +106,8 @@ def train_draft(
     anchors: int,
     loss_decay: float,
     seed: int,
-    budget: Budget,
-    learning_rate: float,
-) -> Outcome:
+    **options: Any,
+) -> dict[str, float]:
     """Prediction of the target's distribution over the next tokens, from contexts that end early."""
     generator = torch.Generator().manual_seed(seed)
     size = draft.num_draft_tokens
@@ -155,4 +138,4 @@ def train_draft(
         cross_entropy = -(expected * log_probabilities).sum(-1)
         return (cross_entropy.mean((0, 1)) * weights).sum()
 
-    return train("draft", draft, loss_of_batch, budget=budget, learning_rate=learning_rate, device=stream.device)
+    return train("draft", draft, loss_of_batch, device=stream.device, **options)
