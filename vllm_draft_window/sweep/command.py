@@ -80,7 +80,7 @@ def main(
     from .engines import Engines
     from .report import heading, name, write
     from .servers import Servers
-    from .verdict import Window, WindowCell, differences, recommend
+    from .verdict import WindowCell, differences, recommend
 
     console = Console()
     try:
@@ -94,8 +94,7 @@ def main(
         settings = {"prompts": _prompts_key(prompts_file, lengths), "per_cell": prompts, "max_tokens": max_tokens}
         elsewhere = _read_reference(reference, settings) if reference else {}
         finished = CellFile(out / "cells.jsonl", WindowCell, settings | sweep.settings, option="--out", fresh=fresh)
-        columns: list[Window] = [None, *sweep.windows, *(("auto",) if sweep.with_auto else ())]
-        unfinished = {window: [n for n in lengths if (window, n) not in finished.cells] for window in columns}
+        unfinished = {window: [n for n in lengths if (window, n) not in finished.cells] for window in sweep.columns}
         if missing := {window: rest for window, rest in unfinished.items() if rest}:
             texts = sweep.prompts(prompts_file, lengths, prompts)
             for window, context, counted, seconds in measure_columns(
@@ -113,14 +112,12 @@ def main(
     except KeyboardInterrupt:
         console.print(f"Interrupted; the finished cells are in {out}, and the same command goes on from there.")
         raise typer.Exit(130) from None
-    verdict = recommend(finished.cells, sweep.windows, lengths)
+    verdict = recommend(finished.cells, [size for size in sweep.columns if isinstance(size, int)], lengths)
     shown = {key: cell for key, cell in finished.cells.items() if key[1] in lengths}
-    title = f"Mean accepted length · {sweep.title}"
-    console.print(acceptance_table(shown, {window: heading(window) for window in columns}, title=title))
-    console.print(
-        f"[bold]Recommended: {'no window' if verdict.window is None else verdict.window}.[/] {verdict.reason}"
-    )
-    paths = write(out, finished.cells, columns, lengths, settings=settings | sweep.settings, verdict=verdict)
+    headings = {window: heading(window) for window in sweep.columns}
+    console.print(acceptance_table(shown, headings, title=f"Mean accepted length · {sweep.title}"))
+    console.print(f"[bold]Recommended: {verdict.window or 'no window'}.[/] {verdict.reason}")
+    paths = write(out, finished.cells, sweep.columns, lengths, settings=settings | sweep.settings, verdict=verdict)
     console.print(f"Written: {', '.join(map(str, paths))}", highlight=False)
     apart = 0
     for cell, other, sigmas in differences(shown, elsewhere):

@@ -17,7 +17,7 @@ from .verdict import Window
 
 
 class Engines:
-    """One engine after another in this process."""
+    """One engine for each of ``columns`` after another in this process."""
 
     def __init__(
         self,
@@ -29,8 +29,8 @@ class Engines:
         max_tokens: int,
         with_auto: bool,
     ) -> None:
-        self.with_auto = with_auto
-        self.windows = sorted(set(numbers("--windows", windows)))
+        sizes = sorted(set(numbers("--windows", windows)))
+        self.columns: list[Window] = [None, *sizes, *(("auto",) if with_auto else ())]
         self.is_demo = model is None
         if (model is None) != (speculative_config is None):
             raise ValueError("--model and --speculative-config go together: a target and its draft")
@@ -48,12 +48,13 @@ class Engines:
         defaults = {"max_model_len": max(contexts) + self._total_tokens + 64, "kv_cache_memory_bytes": 1 << 30}
         given = json_object("--engine-args", engine_args)
         self._engine_args = defaults | given
-        self.title = f"vLLM {importlib.metadata.version('vllm')}, {'demo pair' if self.is_demo else self._model}"
+        version, pair = importlib.metadata.version("vllm"), "demo pair" if self.is_demo else self._model
+        self.title = f"vLLM {version}, {pair}"
         self.settings = {
-            "model": "demo pair" if self.is_demo else self._model,
+            "model": pair,
             "speculative_config": {"demo": True} if self.is_demo else self._speculation,
             "engine_args": given,
-            "vllm": importlib.metadata.version("vllm"),
+            "vllm": version,
         }
 
     def prompts(self, path: Path | None, contexts: list[int], count: int) -> Prompts:
@@ -72,9 +73,9 @@ class Engines:
 
         config: dict[str, Any] = {} if window is None else {"draft_window_size": window}
         if window == "auto":  # from the sizes beside which it is measured
-            config["draft_window_candidates"] = self.windows
-        options = {"additional_config": config}
-        with Engine(self._model, speculative_config=dict(self._speculation), **(self._engine_args | options)) as engine:
+            config["draft_window_candidates"] = [size for size in self.columns if isinstance(size, int)]
+        arguments = self._engine_args | {"additional_config": config}
+        with Engine(self._model, speculative_config=dict(self._speculation), **arguments) as engine:
             if window is not None and getattr(engine.speculator, "window", None) is None:
                 raise ValueError(
                     f"draft_window_size={window} is not in force with this draft; --log-level INFO shows vLLM's reason"

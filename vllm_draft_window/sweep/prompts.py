@@ -56,8 +56,7 @@ def _long_enough(path: Path, prompts: list[list[int]], context: int, count: int)
     if len(long_enough) < count:
         raise ValueError(
             f"{path} has {len(long_enough)} prompts of {context} or more tokens (of {len(prompts)}), {count} are "
-            f"needed: add longer prompts, leave the context {context} out"
-            + (f", or ask for fewer (--prompts, at least {MIN_PROMPTS})" if count > MIN_PROMPTS else "")
+            f"needed: add longer prompts, leave the context {context} out{_or_fewer(count)}"
         )
     return long_enough[:count]
 
@@ -69,9 +68,12 @@ def _cut(path: Path, tokens: Sequence[int], contexts: Sequence[int], count: int)
         possible = max(0, (len(tokens) - longest) // MIN_DISTANCE + 1)
         raise ValueError(
             f"{path} has {len(tokens)} tokens, enough for {possible} prompts of {longest} tokens; {count} such prompts "
-            f"need {needed} tokens: use a longer text or shorter contexts"
-            + (f", or ask for fewer (--prompts, at least {MIN_PROMPTS})" if count > MIN_PROMPTS else "")
+            f"need {needed} tokens: use a longer text or shorter contexts{_or_fewer(count)}"
         )
     # [count]
     ends = np.linspace(longest, len(tokens), count, dtype=np.int64)
     return {context: [list(tokens[end - context : end]) for end in ends] for context in contexts}
+
+
+def _or_fewer(count: int) -> str:
+    return f", or ask for fewer (--prompts, at least {MIN_PROMPTS})" if count > MIN_PROMPTS else ""

@@ -22,24 +22,21 @@ def heading(window: Window) -> str:
 
 def rows(cells: Cells, windows: Sequence[Window], contexts: Sequence[int]) -> list[dict[str, Any]]:
     """One row per cell."""
-    result = []
-    for window in windows:
-        for context in contexts:
-            cell = cells[window, context]
-            low, high = cell.interval
-            result.append(
-                {
-                    "window": name(window),
-                    "context": context,
-                    "accepted_length": round(cell.accepted_length, 4),
-                    "low": round(low, 4),
-                    "high": round(high, 4),
-                    "prompts": len(cell.steps),
-                    "target_steps": sum(cell.steps),
-                    "seconds": round(cell.seconds, 2),
-                }
-            )
-    return result
+    return [
+        {
+            "window": name(window),
+            "context": context,
+            "accepted_length": round(cell.accepted_length, 4),
+            "low": round(cell.interval[0], 4),
+            "high": round(cell.interval[1], 4),
+            "prompts": len(cell.steps),
+            "target_steps": sum(cell.steps),
+            "seconds": round(cell.seconds, 2),
+        }
+        for window in windows
+        for context in contexts
+        for cell in [cells[window, context]]
+    ]
 
 
 def write(
@@ -54,8 +51,7 @@ def write(
     """Write ``sweep.json``, ``sweep.csv`` and ``sweep.png``; returns their paths."""
     content = rows(cells, windows, contexts)
     paths = [folder / f"sweep.{suffix}" for suffix in ("json", "csv", "png")]
-    recommendation = {"window": verdict.window, "reason": verdict.reason}
-    report = {"settings": settings, "recommendation": recommendation, "rows": content}
+    report = {"settings": settings, "recommendation": verdict._asdict(), "rows": content}
     paths[0].write_text(json.dumps(report, indent=2) + "\n")
     with paths[1].open("w", newline="") as file:
         writer = csv.DictWriter(file, list(content[0]))

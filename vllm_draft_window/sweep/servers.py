@@ -4,6 +4,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +53,6 @@ class Server:
                     totals[sample.name] = totals.get(sample.name, 0) + sample.value
         return totals
 
-    def complete(self, prompt: Sequence[int], *, max_tokens: int) -> str:
-        """Greedily, past any end of text."""
-        completion = self._ask(
-            lambda: self._client.completions.create(
-                model=self.model,
-                prompt=list(prompt),
-                max_tokens=max_tokens,
-                temperature=0,
-                extra_body={"ignore_eos": True},
-            )
-        )
-        return completion.choices[0].text
-
     def measure(
         self, prompts: Sequence[Sequence[int]], *, max_tokens: int, on_finished: Callable[[], None]
     ) -> list[tuple[int, int]]:
@@ -75,8 +63,16 @@ class Server:
         """
         counted = []
         before = self.counters()
+        # Greedily, past any end of text.
+        request = partial(
+            self._client.completions.create,
+            model=self.model,
+            max_tokens=max_tokens,
+            temperature=0,
+            extra_body={"ignore_eos": True},
+        )
         for prompt in prompts:
-            self.complete(prompt, max_tokens=max_tokens)
+            self._ask(partial(request, prompt=list(prompt)))
             after = self.counters()
             gained = {key: value - before.get(key, 0) for key, value in after.items()}
             before = after
@@ -100,7 +96,7 @@ class Server:
 
 
 class Servers:
-    """Running servers, one for each window."""
+    """Running servers, one for each of ``columns``."""
 
     is_demo = False
 
@@ -109,13 +105,10 @@ class Servers:
         urls = dict(entry.partition("=")[::2] for entry in servers)
         if not all(urls.values()) or "off" not in urls or not urls.keys() - {"off", "auto"}:
             raise ValueError(f"--server needs off=URL and at least one WINDOW=URL, got {', '.join(servers)}")
-        by_window: dict[Window, str] = {
-            None if key == "off" else "auto" if key == "auto" else numbers("--server", key)[0]: url
-            for key, url in urls.items()
-        }
-        self.windows = sorted(window for window in by_window if isinstance(window, int))
-        self.with_auto = "auto" in by_window
-        self._servers = {window: Server(url) for window, url in by_window.items()}
+        sizes = sorted((numbers("--server", key)[0], key) for key in urls.keys() - {"off", "auto"})
+        keys: dict[Window, str] = {None: "off", **dict(sizes), **({"auto": "auto"} if "auto" in urls else {})}
+        self.columns = list(keys)
+        self._servers = {window: Server(urls[key]) for window, key in keys.items()}
         models = {server.model for server in self._servers.values()}
         if len(models) > 1:
             raise ValueError(f"the servers serve different models: {', '.join(sorted(models))}")

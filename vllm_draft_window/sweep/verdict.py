@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -26,8 +26,7 @@ Cells = Mapping[tuple[Window, int], WindowCell]
 """By window and context length."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(NamedTuple):
     """``window`` is ``None`` where none helps."""
 
     window: int | None
@@ -56,28 +55,27 @@ def recommend(cells: Cells, windows: Sequence[int], contexts: Sequence[int]) -> 
     hurts = [n for n in contexts if gains[n][1] < 0]
     gain = score(window) - score(None)
     measured = f"{gain:+.2f} tokens per step on average ({LEVEL} % interval {low:+.2f} to {high:+.2f})"
-    if low <= 0:
-        if helps:
-            return Verdict(
-                window=None,
-                reason=f"No window helps over all of these context lengths: the best, {window}, gives {measured}. "
-                f"It helps at {_list(helps)} only{_hurt(hurts)}; if that is your traffic, sweep those lengths alone.",
-            )
+    costs = f" and costs acceptance at {_list(hurts)}" if hurts else ""
+    if low <= 0 and helps:
         return Verdict(
-            window=None,
-            reason=f"No window helps on these prompts: the best, {window}, gives {measured}. Either the draft holds "
-            f"up on these context lengths, or every window is above the length that it was trained for.",
+            None,
+            f"No window helps over all of these context lengths: the best, {window}, gives {measured}. It helps at "
+            f"{_list(helps)} only{costs}; if that is your traffic, sweep those lengths alone.",
         )
-    others = [w for w in as_good if w != window]
-    reason = f"It gives {measured} over no window; it helps at {_list(helps)}{_hurt(hurts)}."
-    if others:
+    if low <= 0:
+        return Verdict(
+            None,
+            f"No window helps on these prompts: the best, {window}, gives {measured}. Either the draft holds up on "
+            f"these context lengths, or every window is above the length that it was trained for.",
+        )
+    reason = f"It gives {measured} over no window; it helps at {_list(helps)}{costs}."
+    if others := [w for w in as_good if w != window]:
         reason += f" {_list(others)} is not measurably different; the smaller window reads less."
-    worse = [w for w in windows if w not in as_good]
-    if worse:
+    if worse := [w for w in windows if w not in as_good]:
         reason += f" Measurably worse: {_list(worse)}."
     if hurts:
         reason += f" draft_window_min_context={min(helps)} keeps shorter requests as they are."
-    return Verdict(window=window, reason=reason)
+    return Verdict(window, reason)
 
 
 def differences(here: Cells, there: Cells) -> Iterator[tuple[WindowCell, WindowCell, float]]:
@@ -92,7 +90,3 @@ def differences(here: Cells, there: Cells) -> Iterator[tuple[WindowCell, WindowC
 
 def _list(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
-
-
-def _hurt(contexts: Sequence[int]) -> str:
-    return f" and costs acceptance at {_list(contexts)}" if contexts else ""
