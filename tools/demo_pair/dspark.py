@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -40,18 +41,6 @@ def dspark_config() -> Qwen3Config:
     return Qwen3Config(**SIZES | _FEATURES | keys)
 
 
-class MarkovHead(nn.Module):
-    """Low-rank bias from the previously drafted token."""
-
-    def __init__(self, vocab: int, rank: int) -> None:
-        super().__init__()
-        self.markov_w1 = nn.Embedding(vocab, rank)
-        self.markov_w2 = nn.Linear(rank, vocab, bias=False)
-
-    def forward(self, previous: torch.Tensor) -> torch.Tensor:
-        return self.markov_w2(self.markov_w1(previous))
-
-
 class DSparkDraft(Draft):
     """DSpark draft whose anchor predicts the first draft token (``sample_from_anchor``)."""
 
@@ -63,7 +52,10 @@ class DSparkDraft(Draft):
         # first layer's weight to every layer (seen in 0.27.1 and 0.32); a shared weight makes every backend agree.
         for attention in self._attentions():
             attention.k_norm = self._attentions()[0].k_norm
-        self.markov_head = MarkovHead(config.vocab_size, config.markov_rank)
+        # Low-rank bias from the token drafted before.
+        w1 = nn.Embedding(config.vocab_size, config.markov_rank)
+        w2 = nn.Linear(config.markov_rank, config.vocab_size, bias=False)
+        self.markov_head = nn.Sequential(OrderedDict(markov_w1=w1, markov_w2=w2))
         init_weights(self, num_layers=config.num_hidden_layers)
 
     def _attentions(self) -> list[Any]:
@@ -79,32 +71,14 @@ class DSparkDraft(Draft):
     def forward(
         self, context: list[KeyValue], known: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor
     ) -> torch.Tensor:
-        # [B, A, N, vocab]
-        base = self.lm_head(self._block_output(context, known[:, :, 0], positions, visible))
-        if known.shape[-1] == self.num_draft_tokens:
-            return base + self.markov_head(known)
-        logits = [base[:, :, 0] + self.markov_head(known[:, :, 0])]
-        for step in range(1, self.num_draft_tokens):
-            logits.append(base[:, :, step] + self.markov_head(logits[-1].argmax(-1)))
-        return torch.stack(logits, dim=2)
-
-    def _block_output(
-        self,
-        context: list[KeyValue],
-        # [B, A]
-        anchors: torch.Tensor,
-        positions: torch.Tensor,
-        visible: torch.Tensor,
-    ) -> torch.Tensor:
-        """Normed output of ``A`` independent query blocks per row, ``[B, A, N, hidden]``."""
-        batch, num_anchors = anchors.shape
+        batch, num_anchors = known.shape[:2]
         size = self.num_draft_tokens
         mask = block_mask(visible, size)
-        # [B, A, N]
-        tokens = torch.full((batch, num_anchors, size), MASK_TOKEN_ID, device=anchors.device)
-        tokens[:, :, 0] = anchors
+        # [B, A, N]: every anchor begins a query block of its own
+        tokens = torch.full((batch, num_anchors, size), MASK_TOKEN_ID, device=known.device)
+        tokens[:, :, 0] = known[:, :, 0]
         # [B or 1, A * N]
-        query_positions = (positions[:, :, None] + torch.arange(size, device=anchors.device)).flatten(1)
+        query_positions = (positions[:, :, None] + torch.arange(size, device=known.device)).flatten(1)
         rope = self.rope(query_positions)
         # [B, A * N, hidden]
         x = self.embed_tokens(tokens.flatten(1))
@@ -114,7 +88,14 @@ class DSparkDraft(Draft):
             k, v = key_value(layer.self_attn, normed, rope)
             k, v = torch.cat([context_k, k], dim=2), torch.cat([context_v, v], dim=2)
             x = layer_output(layer, x, query(layer.self_attn, normed, rope), k, v, mask)
-        return self.norm(x).unflatten(1, (num_anchors, size))
+        # [B, A, N, vocab]
+        base = self.lm_head(self.norm(x)).unflatten(1, (num_anchors, size))
+        if known.shape[-1] == size:
+            return base + self.markov_head(known)
+        logits = [base[:, :, 0] + self.markov_head(known[:, :, 0])]
+        for step in range(1, size):
+            logits.append(base[:, :, step] + self.markov_head(logits[-1].argmax(-1)))
+        return torch.stack(logits, dim=2)
 
 
 def block_mask(visible: torch.Tensor, size: int) -> torch.Tensor:

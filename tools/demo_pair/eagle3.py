@@ -14,7 +14,6 @@ One layer only: K and V of the context then depend on nothing that a window chan
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,12 +37,8 @@ def eagle3_config() -> LlamaConfig:
     return LlamaConfig(**SIZES | keys)
 
 
-@dataclass(frozen=True)
-class Eagle3Context:
-    """The rows of the context: the fused features ``[B, T, hidden]`` and their K and V."""
-
-    hidden: torch.Tensor
-    key_value: KeyValue
+Eagle3Context = tuple[torch.Tensor, KeyValue]
+"""The rows of the context: the fused features ``[B, T, hidden]`` and their K and V."""
 
 
 class Eagle3Layer(LlamaDecoderLayer):
@@ -76,7 +71,7 @@ class Eagle3Draft(Draft):
         hidden = self.fc(features).float()
         rope = self.rope(torch.arange(hidden.shape[1], device=hidden.device)[None])
         inputs = self.midlayer.attention_input(self.embed_tokens(tokens[:, 1:]), hidden)
-        return Eagle3Context(hidden, key_value(self.midlayer.self_attn, inputs, rope))
+        return hidden, key_value(self.midlayer.self_attn, inputs, rope)
 
     def forward(
         self,
@@ -89,13 +84,13 @@ class Eagle3Draft(Draft):
     ) -> torch.Tensor:
         attention = self.midlayer.self_attn
         batch, num_anchors = known.shape[:2]
-        k, v = context.key_value
+        features, (k, v) = context
         # [B or 1, A, T], one more [A, A] per step: of the rows that a step adds, an anchor sees its own
         mask = visible
         own_row = torch.eye(num_anchors, dtype=torch.bool, device=mask.device).expand(mask.shape[0], -1, -1)
         rows = torch.arange(batch, device=known.device)[:, None]
         # [B, A, hidden]
-        hidden = context.hidden[rows, positions - 1]
+        hidden = features[rows, positions - 1]
         # [B, A]
         token = known[:, :, 0]
         logits: list[torch.Tensor] = []
