@@ -14,6 +14,8 @@ import triton.language as tl
 from triton.language.extra import libdevice
 from triton.runtime import interpreter
 
+from . import operators
+
 
 def complete() -> None:
     """Close three gaps: ``log1p`` and integer masks (temperature > 0), and reductions over nothing but NaN."""
@@ -58,6 +60,7 @@ def speed_up() -> None:
     tl.tensor.__init__ = _init_tensor
     numpy_type, address = functools.cache(interpreter._get_np_dtype), np.dtype(np.uint64)
     interpreter._get_np_dtype = lambda ty: address if ty.scalar.is_ptr() else numpy_type(ty.scalar)
+    operators.shorten()
 
 
 @functools.cache
