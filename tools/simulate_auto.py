@@ -114,14 +114,15 @@ def followed(drafts: Answers, proposals: int, runs: int) -> float:
     context = max(drafts)
     sizes = dict(zip(LADDER, reversed(LADDER), strict=True))
     swapped = {context: {size: drafts[context][sizes[size]] for size in LADDER}}
-    changed = [
-        play(drafts, [context], 2 * proposals, run, RULES[0], change=(proposals, swapped))[context][
-            proposals + CHANGE :
+
+    def mean(rule: str | int) -> float:
+        runs_of_rule = [
+            play(drafts, [context], 2 * proposals, run, rule, change=(proposals, swapped))[context]
+            for run in range(runs)
         ]
-        for run in range(runs)
-    ]
-    best = max(float(kept.mean()) for kept in drafts[context].values())
-    return float(np.mean(changed)) / best
+        return float(np.mean([kept for run in runs_of_rule for kept in run[proposals + CHANGE :]]))
+
+    return mean(RULES[0]) / max(map(mean, LADDER))
 
 
 def play(

@@ -10,7 +10,8 @@ engine gets a process of its own, and the target, which needs no engine, comes l
     python -m tools.soak run reclaim --out reclaim.json
     python -m tools.soak check off.json window.json reclaim.json
 
-With ``poisoned``, blocks that reclaim frees are spoiled at once; acceptance must be that of ``reclaim``.
+With ``poisoned``, blocks that reclaim frees are spoiled at once; acceptance must be that of ``reclaim``, both without
+prefix caching.
 """
 
 import gc
@@ -111,7 +112,6 @@ def start_engine(device: str, longest: int, at_once: int, **engine_args: Any) ->
         max_model_len=longest + 64,
         max_num_seqs=at_once,
         max_num_batched_tokens=max(longest, 512),
-        enable_prefix_caching=True,
         **(arguments | engine_args),
     )
 
@@ -190,6 +190,7 @@ def run(
     preempt_every: Annotated[int, typer.Option(min=0, help="Steps between preemptions of all; 0: for memory.")] = 400,
     method: Annotated[str, typer.Option(help="dspark or eagle3.")] = "dspark",
     window: Annotated[int, typer.Option(min=1, help="draft_window_size.")] = 512,
+    prefix_caching: Annotated[bool, typer.Option(help="Without, nothing freed is found again.")] = True,
     device: Device = "cuda",
 ) -> None:
     """Serve the traffic with speculation; exit status 1 where the engine holds more afterwards."""
@@ -202,6 +203,7 @@ def run(
             device,
             longest,
             at_once,
+            enable_prefix_caching=prefix_caching,
             speculative_config=demo_speculation(method),
             additional_config={f"draft_window_{name}": options[name] for name in MODES[mode]},
         ) as engine,
