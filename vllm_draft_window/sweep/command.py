@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 if TYPE_CHECKING:
     from .verdict import WindowCell
@@ -107,7 +108,7 @@ def main(
                 tokens, steps = zip(*counted, strict=True)
                 finished.add(WindowCell(window=window, context=context, tokens=tokens, steps=steps, seconds=seconds))
     except ValueError as error:
-        console.print(f"[bold red]error:[/] {error}", highlight=False)
+        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         console.print(f"Interrupted; the finished cells are in {out}, and the same command goes on from there.")

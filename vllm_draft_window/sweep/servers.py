@@ -4,12 +4,10 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
-import openai
+import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_draft_window.measuring.columns import Measure
@@ -20,7 +18,6 @@ from .verdict import Window
 
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
-BUILDS = "vllm:draft_window_num_builds_total"
 FINISHED = "vllm:request_success_total"
 
 
@@ -34,22 +31,20 @@ class Server:
             ValueError: no vLLM server answers at ``url``.
         """
         self.url = url.rstrip("/").removesuffix("/v1")
-        key = os.environ.get("OPENAI_API_KEY", "EMPTY")
-        self._client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=3600)
-        self.model = self._ask(self._client.models.list).data[0].id
+        self._session = requests.Session()
+        self._session.headers["Authorization"] = f"Bearer {os.environ.get('OPENAI_API_KEY', 'EMPTY')}"
+        self.model = self._ask("/v1/models").json()["data"][0]["id"]
 
     def tokenize(self, text: str) -> list[int]:
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
-        response = self._ask(lambda: self._client.post(f"{self.url}/tokenize", body=body, cast_to=httpx.Response))
-        return response.json()["tokens"]
+        return self._ask("/tokenize", body).json()["tokens"]
 
     def counters(self) -> dict[str, float]:
         """Totals over all engines of the server; only those that it has."""
         totals: dict[str, float] = {}
-        response = self._ask(lambda: self._client.get(f"{self.url}/metrics", cast_to=httpx.Response))
-        for family in text_string_to_metric_families(response.text):
+        for family in text_string_to_metric_families(self._ask("/metrics").text):
             for sample in family.samples:
-                if sample.name in (DRAFTS, ACCEPTED, BUILDS, FINISHED):
+                if sample.name in (DRAFTS, ACCEPTED, FINISHED):
                     totals[sample.name] = totals.get(sample.name, 0) + sample.value
         return totals
 
@@ -64,15 +59,9 @@ class Server:
         counted = []
         before = self.counters()
         # Greedily, past any end of text.
-        request = partial(
-            self._client.completions.create,
-            model=self.model,
-            max_tokens=max_tokens,
-            temperature=0,
-            extra_body={"ignore_eos": True},
-        )
+        body = {"model": self.model, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
         for prompt in prompts:
-            self._ask(partial(request, prompt=list(prompt)))
+            self._ask("/v1/completions", body | {"prompt": list(prompt)})
             after = self.counters()
             gained = {key: value - before.get(key, 0) for key, value in after.items()}
             before = after
@@ -85,14 +74,16 @@ class Server:
             on_finished()
         return counted
 
-    def _ask(self, request: Callable[[], Any]) -> Any:
+    def _ask(self, path: str, body: dict[str, Any] | None = None) -> requests.Response:
+        method = "GET" if body is None else "POST"
         try:
-            return request()
-        except openai.APIStatusError as error:
-            doubt = "; is it a vLLM server?" if error.status_code == 404 else ""
-            raise ValueError(f"{error.request.url} refused: {error.message}{doubt}") from None
-        except openai.APIConnectionError:
+            response = self._session.request(method, self.url + path, json=body, timeout=3600)
+        except requests.RequestException:
             raise ValueError(f"no vLLM server answers at {self.url}; start it first, then wait for /health") from None
+        if not response.ok:
+            doubt = "; is it a vLLM server?" if response.status_code == 404 else ""
+            raise ValueError(f"{response.url} refused: {response.status_code} {response.text}{doubt}")
+        return response
 
 
 class Servers:
