@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -76,19 +76,14 @@ def _init_tensor(self: Any, handle: Any, type: Any) -> None:
 def _patch_language_once(patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """``triton.language`` stays patched: upstream patches it for every call of a kernel or device function."""
     patched: set[frozenset[ModuleType]] = set()
-
-    class Nothing:
-        """To restore after a launch."""
-
-        def restore(self) -> None:
-            pass
+    nothing_to_restore = SimpleNamespace(restore=lambda: None)
 
     @functools.cache
-    def patch_once(fn: Any) -> Nothing:
+    def patch_once(fn: Any) -> SimpleNamespace:
         modules = frozenset(m for m in fn.__globals__.values() if inspect.ismodule(m) and m in (tl, tl.core))
         if modules not in patched:
             patch(fn)
             patched.add(modules)
-        return Nothing()
+        return nothing_to_restore
 
     return patch_once

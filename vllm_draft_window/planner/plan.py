@@ -85,22 +85,17 @@ def make_plan(deployment: Deployment, options: dict[str, Any], contexts: Sequenc
     decision: DraftWindow | WindowOff = WindowOff(suggestion.reason)
     if "draft_window_size" in options or suggestion.window is not None:
         decision = resolve(given, deployment.facts)
-    window = geometry = cache = None
-    first = last = None
+    if isinstance(decision, DraftWindow):  # as the engine does once it knows its blocks
+        asked = deployment.geometry(decision)
+        whole_blocks = 1 if asked.rows is Rows.MASKED else asked.alignment
+        decision = decision.covers(asked.limit, block_size=whole_blocks) or decision
+    window = geometry = first = last = cache = None
     if isinstance(decision, DraftWindow):
-        geometry = deployment.geometry(decision)
-        # As the engine does once it knows its blocks.
-        whole_blocks = 1 if geometry.rows is Rows.MASKED else geometry.alignment
-        decision = decision.covers(geometry.limit, block_size=whole_blocks) or decision
-    if isinstance(decision, WindowOff):
-        geometry = None
-    else:
-        window = decision
+        window, geometry = decision, deployment.geometry(decision)
+        first, last = deployment.tokens_seen(geometry, causal=draft.causal)
         cache = plan_cache(deployment, window, contexts)
         if window.reclaim and cache.refused:
             raise ValueError(cache.refused)
-    if geometry:
-        first, last = deployment.tokens_seen(geometry, causal=draft.causal)
     return Plan(
         window=window,
         off_because=decision.reason if isinstance(decision, WindowOff) else None,
