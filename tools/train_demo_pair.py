@@ -22,7 +22,7 @@ import torch
 
 from tools.demo_pair import DRAFT_FOLDERS
 from tools.demo_pair.card import model_card
-from tools.demo_pair.corpus import load_corpus, standard_library
+from tools.demo_pair.corpus import load_corpus, standard_library, windows_ending_at
 from tools.demo_pair.export import load_target, new_draft, round_to_bfloat16, save_draft, save_target
 from tools.demo_pair.modeling import BOS_TOKEN_ID, MASK_TOKEN_ID, Draft, Target, new_target
 from tools.demo_pair.simulate import accepted_lengths, nats_per_byte
@@ -39,6 +39,8 @@ def main() -> None:
     text, held_out = (torch.from_numpy(stream).to(device) for stream in (corpus.train, corpus.held_out))
     files = f"{corpus.record['files']} files"
     print(f"corpus: {files}, {text.numel():,} tokens; held out {held_out.numel():,}", flush=True)
+    if (longest := max(args.eval_contexts)) > held_out.numel():
+        raise SystemExit(f"the held-out text has {held_out.numel()} bytes, the longest context {longest}")
     # What another machine would need to train the same models.
     run = {
         "seed": args.seed,
@@ -70,22 +72,16 @@ def main() -> None:
         draft.compile()
     record = _train_draft(args, draft, target, text) | {"run": run}
 
-    table = accepted_lengths(
-        target,
-        draft,
-        held_out,
-        contexts=args.eval_contexts,
-        windows=[None, *args.eval_windows],
-        num_prompts=args.eval_prompts,
-        num_tokens=args.eval_tokens,
-        batch=args.eval_batch,
-    )
-    record["mean_accepted_length"] = {
-        str(context): {"full" if window is None else str(window): round(value, 4) for window, value in row.items()}
-        for context, row in table.items()
-    }
+    # Every context length continues the same places of the text, so that rows differ by context alone.
+    places = torch.linspace(longest, held_out.numel(), args.eval_prompts, device=device, dtype=torch.float64).long()
+    sizes = {"num_tokens": args.eval_tokens, "batch": args.eval_batch}
+    table = record["mean_accepted_length"] = {}
+    for context in args.eval_contexts:
+        prompts = windows_ending_at(held_out, places, context)
+        row = accepted_lengths(target, draft, prompts, [None, *args.eval_windows], **sizes)
+        table[str(context)] = {str(window or "full"): round(value, 4) for window, value in row.items()}
     print("mean accepted length (accepted drafts + bonus token)")
-    print(json.dumps(record["mean_accepted_length"], indent=2), flush=True)
+    print(json.dumps(table, indent=2), flush=True)
     metrics["drafts"][args.method] = record
     (args.out / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
     (args.out / "README.md").write_text(model_card(metrics))

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from .corpus import windows_ending_at
 from .modeling import Draft, Target, visible_context
 
 K = TypeVar("K", bound=Hashable)
@@ -39,32 +38,18 @@ def nats_per_byte(target: Target, stream: torch.Tensor, *, context: int, max_win
     return result
 
 
-@torch.inference_mode()
 def accepted_lengths(
     target: Target,
     draft: Draft,
-    stream: torch.Tensor,
-    *,
-    contexts: list[int],
+    # [P, T]
+    prompts: torch.Tensor,
     windows: list[int | None],
-    num_prompts: int,
-    num_tokens: int,
-    batch: int,
-) -> dict[int, dict[int | None, float]]:
-    """Mean tokens per round (accepted drafts plus the bonus token) by context length and window."""
-    if stream.numel() < max(contexts):
-        raise SystemExit(f"the held-out text has {stream.numel()} bytes, the longest context {max(contexts)}")
-    # Every context length continues the same places of the text, so that rows differ by context alone.
-    ends = torch.linspace(max(contexts), stream.numel(), num_prompts, device=stream.device, dtype=torch.float64).long()
-    columns = {window: (draft, sight(window=window)) for window in windows}
-    table: dict[int, dict[int | None, float]] = {}
-    for context in contexts:
-        walked, _ = simulate(
-            target, windows_ending_at(stream, ends, context), columns, num_tokens=num_tokens, batch=batch
-        )
-        totals = {window: torch.tensor(rounds).sum(0).tolist() for window, rounds in walked.items()}
-        table[context] = {window: emitted / rounds for window, (emitted, rounds) in totals.items()}
-    return table
+    **sizes: int,
+) -> dict[int | None, float]:
+    """Mean tokens per round (accepted drafts plus the bonus token) by window; ``sizes`` are :func:`simulate`'s."""
+    walked, _ = simulate(target, prompts, {window: (draft, sight(window=window)) for window in windows}, **sizes)
+    totals = {window: torch.tensor(rounds).sum(0).tolist() for window, rounds in walked.items()}
+    return {window: emitted / rounds for window, (emitted, rounds) in totals.items()}
 
 
 def sight(**options: Any) -> Sight:
