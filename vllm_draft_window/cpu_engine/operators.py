@@ -97,7 +97,8 @@ def _replace(
     def shortened(method: str, compute: Callable[[Any, Any], Any]) -> Callable:
         upstream = otherwise(getattr(tl.tensor, method))
 
-        def operator(self: tl.tensor, other: Any) -> tl.tensor:
+        # Where upstream has wrapped a method, it names its semantics.
+        def operator(self: tl.tensor, other: Any, _semantic: Any = None) -> tl.tensor:
             if isinstance(other, tl.constexpr):
                 other = other.value
             dtype, shape, right = self.dtype, _shape(self), other
@@ -159,7 +160,7 @@ def _mask(pointer: tl.tensor, mask: tl.tensor | None) -> np.ndarray:
 
 
 def _load(upstream: Callable) -> Callable:
-    def load(pointer: Any, mask: Any = None, other: Any = None, **hints: Any) -> tl.tensor:
+    def load(pointer: Any, mask: Any = None, other: Any = None, _semantic: Any = None, **hints: Any) -> tl.tensor:
         dtype = _element_type(pointer, mask)
         usual = other is None or (mask is not None and type(other) in (int, float) and dtype != tl.bfloat16)
         if dtype is None or not usual:
@@ -172,7 +173,7 @@ def _load(upstream: Callable) -> Callable:
 
 
 def _store(upstream: Callable) -> Callable:
-    def store(pointer: Any, value: Any, mask: Any = None, **hints: Any) -> None:
+    def store(pointer: Any, value: Any, mask: Any = None, _semantic: Any = None, **hints: Any) -> None:
         dtype = _element_type(pointer, mask)
         semantic = interpreter.interpreter_semantic
         if dtype is not None:
