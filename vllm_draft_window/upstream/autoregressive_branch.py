@@ -118,7 +118,7 @@ def window_speculators(tree: Tree) -> None:
             rpar=cst.RightParen(cst.ParenthesizedWhitespace(indent=True)),
         )
 
-    source.replace_statement(build, m.replace(build, factory, through_window))  # type: ignore[arg-type]
+    source.replace(build, m.replace(build, factory, through_window))  # type: ignore[arg-type]
     source.prepend_to(_CLASS, "build_draft_attn_metadatas", _FIRST)
 
     init = source.find_method(_CLASS, "_init_decode_draft_attn_metadatas")
@@ -128,7 +128,7 @@ def window_speculators(tree: Tree) -> None:
     )
     condition = 'self.attn_architecture == "MLA" or self.draft_window is not None'
     edited = m.replace(init, rebuilds, lambda node, _: node.with_changes(test=cst.parse_expression(condition)))  # type: ignore
-    source.replace_statement(init, edited)  # type: ignore[arg-type]
+    source.replace(init, edited)  # type: ignore[arg-type]
     clears = m.SimpleStatementLine(body=[m.Expr(value=m.Call(func=m.Attribute(attr=m.Name("fill_"))))])
     source.insert_before(_CLASS, "_calc_next_seq_lens_cpu", clears, "where padding rows are cleared", _REMOVED)
     for statement in (

@@ -83,7 +83,7 @@ def _let_builds_be_windowed(tree: Tree) -> None:
     edited = edited.with_changes(
         params=cst.Parameters([parameter]), body=edited.body.with_changes(body=[docstring, build, *rest])
     )
-    source.replace_statement(function, edited)
+    source.replace(function, edited)
     source.add_import("from collections.abc import Callable")
     source.add_import("from functools import partial")
     tree.write(_ATTN_UTILS, source.text)

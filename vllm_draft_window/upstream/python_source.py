@@ -4,6 +4,7 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import TypeVar
 
 import libcst as cst
 import libcst.matchers as m
@@ -11,6 +12,7 @@ import libcst.matchers as m
 from .errors import MissingAnchor, Refused
 
 IMPORT = m.SimpleStatementLine(body=[m.OneOf(m.Import(), m.ImportFrom())])
+D = TypeVar("D", cst.ClassDef, cst.FunctionDef)
 _DOCSTRING = m.SimpleStatementLine(body=[m.Expr(value=m.SimpleString())])
 
 
@@ -30,8 +32,8 @@ class Source:
         first = next(i for i, line in enumerate(body) if m.matches(line, IMPORT))
         return _with_sorted_imports(self.module.with_changes(body=[*body[:first], *self._imports, *body[first:]]).code)
 
-    def add_import(self, statement: str) -> None:
-        self._imports.append(cst.parse_statement(statement))  # type: ignore[arg-type]
+    def add_import(self, *statements: str) -> None:
+        self._imports += map(cst.parse_statement, statements)  # type: ignore[arg-type]
 
     def replace_class(self, class_name: str, statements: Sequence[cst.BaseStatement]) -> None:
         """Put other statements in the place of a class; the first takes over its distance from the code above."""
@@ -39,55 +41,51 @@ class Source:
         lead = [line for line in node.leading_lines if line.comment is None]
         own = [line for line in getattr(statements[0], "leading_lines", ()) if line.comment is not None]
         first = statements[0].with_changes(leading_lines=[*lead, *own])
-        self._replace((node, [first, *statements[1:]]))
+        self.replace(node, first, *statements[1:])
 
     def add_method(self, class_name: str, code: str, *, before: str) -> None:
         """Put a method, given as unindented code, in front of another one of the class."""
         method = cst.parse_module(code).body[0]
         assert isinstance(method, cst.FunctionDef)
-        if method.name.value in self._methods(self.find_class(class_name)):
+        own = self.find_class(class_name).body.body
+        if any(m.matches(item, m.FunctionDef(name=m.Name(method.name.value))) for item in own):
             raise MissingAnchor(self.path, f"a class {class_name} without a method {method.name.value} of its own")
         following = self.find_method(class_name, before)
-        added = method.with_changes(leading_lines=[cst.EmptyLine(indent=False)])
-        self._replace((following, [added, following]))
+        self.replace(following, method.with_changes(leading_lines=[cst.EmptyLine(indent=False)]), following)
 
     def insert_after(self, class_name: str, method: str, anchor: m.BaseMatcherNode, what: str, code: str) -> None:
         """Put statements behind the one statement of a method, at whatever depth, that the anchor matches."""
         statement = self._find_statement(class_name, method, anchor, what)
-        self._replace((statement, [statement, *_statements(code)]))
+        self.replace(statement, statement, *_statements(code))
 
     def insert_before(self, class_name: str, method: str, anchor: m.BaseMatcherNode, what: str, code: str) -> None:
         statement = self._find_statement(class_name, method, anchor, what)
-        self._replace((statement, [*_statements(code), statement]))
+        self.replace(statement, *_statements(code), statement)
 
     def prepend_to(self, class_name: str, method: str, code: str) -> None:
         """Put statements at the beginning of a method, behind its docstring."""
-        body = self.find_method(class_name, method).body
-        assert isinstance(body, cst.IndentedBlock)
-        first = body.body[0]
-        new = [first, *_statements(code)] if m.matches(first, _DOCSTRING) else [*_statements(code), first]
-        self._replace((first, new))
+        first = self.find_method(class_name, method).body.body[0]
+        new = _statements(code)
+        self.replace(first, *([first, *new] if m.matches(first, _DOCSTRING) else [*new, first]))
 
     def append_to(self, class_name: str, method: str, code: str) -> None:
         """Put statements at the end of a method."""
-        body = self.find_method(class_name, method).body
-        assert isinstance(body, cst.IndentedBlock)
-        self._replace((body.body[-1], [body.body[-1], *_statements(code)]))
+        last = self.find_method(class_name, method).body.body[-1]
+        self.replace(last, last, *_statements(code))
 
     def replace_lines(
         self, class_name: str, method: str, anchors: Sequence[m.BaseMatcherNode], what: str, code: str
     ) -> None:
         """Replace consecutive statements of a method that match; comments above the first one go with it."""
         body = self.find_method(class_name, method).body
-        lines = body.body if isinstance(body, cst.IndentedBlock) else ()
-        for i in range(len(lines) - len(anchors) + 1):
-            found = lines[i : i + len(anchors)]
-            if all(m.matches(line, anchor) for line, anchor in zip(found, anchors, strict=True)):
-                blank = [line for line in getattr(found[0], "leading_lines", ())[:1] if line.comment is None]
+        lines, count = list(body.body), len(anchors)
+        for i in range(len(lines) - count + 1):
+            if all(map(m.matches, lines[i : i + count], anchors)):
+                blank = [line for line in getattr(lines[i], "leading_lines", ())[:1] if line.comment is None]
                 new = _statements(code)
                 for first in new[:1]:
                     new[0] = first.with_changes(leading_lines=[*blank, *first.leading_lines])  # type: ignore[attr-defined]
-                self._replace((found[0], new), *((line, []) for line in found[1:]))
+                self.replace(body, body.with_changes(body=[*lines[:i], *new, *lines[i + count :]]))
                 return
         raise MissingAnchor(self.path, f"in {class_name}.{method}, {what}")
 
@@ -96,10 +94,12 @@ class Source:
         node = self.find_class(class_name)
         if not m.findall(node, anchor):
             raise MissingAnchor(self.path, f"in {class_name}, what becomes {code}")
-        self.replace_statement(node, m.replace(node, anchor, cst.parse_expression(code)))  # type: ignore[arg-type]
+        self.replace(node, m.replace(node, anchor, cst.parse_expression(code)))  # type: ignore[arg-type]
 
-    def replace_statement(self, old: cst.CSTNode, new: cst.CSTNode) -> None:
-        self._replace((old, [new]))
+    def replace(self, old: cst.CSTNode, *new: cst.CSTNode) -> None:
+        """Replace a node of the module; a statement by any number of others."""
+        several = cst.FlattenSentinel(new)
+        self.module = self.module.deep_replace(old, new[0] if len(new) == 1 else several)  # type: ignore
 
     def add_class_attributes(self, class_name: str, code: str) -> None:
         """Put statements behind the class's docstring and attributes, in front of its first method."""
@@ -107,63 +107,33 @@ class Source:
         first = next((i for i, item in enumerate(body) if not isinstance(item, cst.SimpleStatementLine)), len(body))
         if first == 0:
             apart = body[0].with_changes(leading_lines=[cst.EmptyLine(indent=False)])
-            self._replace((body[0], [*_statements(code), apart]))
+            self.replace(body[0], *_statements(code), apart)
         else:
             last, (new, *more) = body[first - 1], _statements(code)
             if m.matches(last, _DOCSTRING):
                 new = new.with_changes(leading_lines=[cst.EmptyLine(indent=False), *new.leading_lines])  # type: ignore[attr-defined]
-            self._replace((last, [last, new, *more]))
+            self.replace(last, last, new, *more)
 
-    def find_class(self, class_name: str) -> cst.ClassDef:
-        for node in self.module.body:
-            if isinstance(node, cst.ClassDef) and node.name.value == class_name:
-                return node
-        raise MissingAnchor(self.path, f"class {class_name}")
+    def find_class(self, name: str) -> cst.ClassDef:
+        return self._find(cst.ClassDef, name, self.module.body, f"class {name}")
 
     def find_function(self, name: str) -> cst.FunctionDef:
-        for node in self.module.body:
-            if isinstance(node, cst.FunctionDef) and node.name.value == name:
+        return self._find(cst.FunctionDef, name, self.module.body, f"function {name}")
+
+    def find_method(self, class_name: str, name: str) -> cst.FunctionDef:
+        return self._find(cst.FunctionDef, name, self.find_class(class_name).body.body, f"method {class_name}.{name}")
+
+    def _find(self, kind: type[D], name: str, body: Sequence[cst.CSTNode], what: str) -> D:
+        for node in body:
+            if isinstance(node, kind) and node.name.value == name:
                 return node
-        raise MissingAnchor(self.path, f"function {name}")
-
-    def find_method(self, class_name: str, method: str) -> cst.FunctionDef:
-        found = self._methods(self.find_class(class_name)).get(method)
-        if found is None:
-            raise MissingAnchor(self.path, f"method {class_name}.{method}")
-        return found
-
-    @staticmethod
-    def _methods(node: cst.ClassDef) -> dict[str, cst.FunctionDef]:
-        return {item.name.value: item for item in node.body.body if isinstance(item, cst.FunctionDef)}
+        raise MissingAnchor(self.path, what)
 
     def _find_statement(self, class_name: str, method: str, anchor: m.BaseMatcherNode, what: str) -> cst.CSTNode:
         found = m.findall(self.find_method(class_name, method), anchor)
         if len(found) != 1:
             raise MissingAnchor(self.path, f"in {class_name}.{method}, {what}")
         return found[0]
-
-    def _replace(self, *replacements: tuple[cst.CSTNode, Sequence[cst.CSTNode]]) -> None:
-        module = self.module.visit(_Replacements(replacements))
-        assert isinstance(module, cst.Module)
-        self.module = module
-
-
-class _Replacements(cst.CSTTransformer):
-    """Replaces statements, each by any number of others."""
-
-    def __init__(self, replacements: Sequence[tuple[cst.CSTNode, Sequence[cst.CSTNode]]]) -> None:
-        super().__init__()
-        self._replacements = replacements
-
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        # Expressions are most of a file, and nothing in them is replaced here.
-        return not isinstance(node, cst.BaseSmallStatement | cst.BaseExpression)
-
-    def on_leave(self, original_node, updated_node):  # type: ignore[no-untyped-def]
-        for old, new in self._replacements:
-            if original_node is old:
-                return cst.FlattenSentinel(new) if new else cst.RemoveFromParent()
-        return updated_node
 
 
 def _statements(code: str) -> list[cst.BaseStatement]:
