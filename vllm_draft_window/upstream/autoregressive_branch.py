@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Branch 3: the draft window of EAGLE, EAGLE3 and MTP heads with GQA on Model Runner V2."""
 
+from typing import Any
+
 import libcst as cst
 import libcst.matchers as m
 
@@ -8,7 +10,7 @@ from .checkout import Tree
 from .docs import add_section
 from .in_tree import template
 from .parallel_branch import V2
-from .python_source import Source
+from .python_source import assigns, edited
 
 _PATH, _CLASS = f"{V2}/spec_decode/autoregressive/speculator.py", "AscendAutoRegressiveSpeculator"
 _ATTRIBUTES = """
@@ -86,64 +88,46 @@ if self.draft_window is not None:
 
 
 def window_speculators(tree: Tree) -> None:
-    source = Source(_PATH, tree.read(_PATH))
-    source.add_class_attributes(_CLASS, _ATTRIBUTES)
-    source.append_to(_CLASS, "set_attn", _SET)
-    notes_batch = m.SimpleStatementLine(
-        body=[m.Assign(targets=[m.AssignTarget(m.Attribute(m.Name("self"), m.Name("input_batch")))])]
-    )
-    source.insert_after(_CLASS, "propose", notes_batch, "the input batch that it keeps", _PROPOSE)
-    for method in _METHODS:
-        source.add_method(_CLASS, method, before="build_draft_attn_metadatas")
-
-    build = source.find_method(_CLASS, "_build_draft_attn_metadata")
     factory = m.With(items=[m.WithItem(item=m.Call(func=m.Name("build_draft_attn_metadata_factory")))])
-
-    def deeper(node: cst.CSTNode, _: object) -> cst.CSTNode:
-        assert isinstance(node, cst.ParenthesizedWhitespace)
-        return node.with_changes(last_line=cst.SimpleWhitespace(f"{node.last_line.value}    "))
-
-    def through_window(node: cst.CSTNode, _: object) -> cst.CSTNode:
-        assert isinstance(node, cst.With)
-        window = cst.WithItem(cst.parse_expression("build_attn_metadata_wrapper(self._windowed_build(num_reqs, step))"))
-        factory = m.replace(node.items[0], m.ParenthesizedWhitespace(), deeper)
-        assert isinstance(factory, cst.WithItem)
-        inside = cst.ParenthesizedWhitespace(indent=True, last_line=cst.SimpleWhitespace("    "))
-        return node.with_changes(
-            lpar=cst.LeftParen(inside),
-            items=[
-                window.with_changes(comma=cst.Comma(whitespace_after=inside)),
-                factory.with_changes(comma=cst.Comma()),
-            ],
-            rpar=cst.RightParen(cst.ParenthesizedWhitespace(indent=True)),
-        )
-
-    source.replace(build, m.replace(build, factory, through_window))  # type: ignore[arg-type]
-    source.prepend_to(_CLASS, "build_draft_attn_metadatas", _FIRST)
-
-    init = source.find_method(_CLASS, "_init_decode_draft_attn_metadatas")
     rebuilds = m.If(
         test=m.Comparison(),
         body=m.MatchIfTrue(lambda body: bool(m.findall(body, m.Attribute(attr=m.Name("_build_draft_attn_metadata"))))),
     )
-    condition = 'self.attn_architecture == "MLA" or self.draft_window is not None'
-    edited = m.replace(init, rebuilds, lambda node, _: node.with_changes(test=cst.parse_expression(condition)))  # type: ignore
-    source.replace(init, edited)  # type: ignore[arg-type]
+    condition = cst.parse_expression('self.attn_architecture == "MLA" or self.draft_window is not None')
     clears = m.SimpleStatementLine(body=[m.Expr(value=m.Call(func=m.Attribute(attr=m.Name("fill_"))))])
-    source.insert_before(_CLASS, "_calc_next_seq_lens_cpu", clears, "where padding rows are cleared", _REMOVED)
-    for statement in (
-        "from collections.abc import Callable",
-        "from functools import partial",
-        "import numpy as np",
-        "from vllm_ascend.ascend_config import get_ascend_config",
-        "from vllm_ascend.draft_window.host_planned import HostPlannedWindow",
-        "from vllm_ascend.worker.v2.spec_decode.draft_window import make_draft_window",
-    ):
-        source.add_import(statement)
-    tree.write(_PATH, source.text)
+    with edited(tree, _PATH) as source:
+        source.add_class_attributes(_CLASS, _ATTRIBUTES)
+        source.append_to(_CLASS, "set_attn", _SET)
+        source.insert_after(_CLASS, "propose", assigns("input_batch"), "the input batch that it keeps", _PROPOSE)
+        for method in _METHODS:
+            source.add_method(_CLASS, method, before="build_draft_attn_metadatas")
+        build = source.find_method(_CLASS, "_build_draft_attn_metadata")
+        source.replace(build, m.replace(build, factory, _through_window))  # type: ignore[arg-type]
+        source.prepend_to(_CLASS, "build_draft_attn_metadatas", _FIRST)
+        init = source.find_method(_CLASS, "_init_decode_draft_attn_metadatas")
+        edit = m.replace(init, rebuilds, lambda node, _: node.with_changes(test=condition))  # type: ignore
+        source.replace(init, edit)  # type: ignore[arg-type]
+        source.insert_before(_CLASS, "_calc_next_seq_lens_cpu", clears, "where padding rows are cleared", _REMOVED)
+        source.add_import(
+            "from collections.abc import Callable",
+            "from functools import partial",
+            "import numpy as np",
+            "from vllm_ascend.ascend_config import get_ascend_config",
+            "from vllm_ascend.draft_window.host_planned import HostPlannedWindow",
+            "from vllm_ascend.worker.v2.spec_decode.draft_window import make_draft_window",
+        )
     tree.write(
         "tests/ut/worker/v2/test_autoregressive_draft_window.py", template("autoregressive/test_draft_window.py.txt")
     )
+
+
+def _through_window(node: Any, _: object) -> cst.With:
+    """The same block inside the window's build, one context manager a line."""
+    (factory,) = node.items
+    call = cst.Module([]).code_for_node(factory).replace("\n", "\n    ")
+    window = "build_attn_metadata_wrapper(self._windowed_build(num_reqs, step))"
+    both: Any = cst.parse_statement(f"with (\n    {window},\n    {call},\n):\n    ...\n")
+    return node.with_changes(lpar=both.lpar, items=both.items, rpar=both.rpar)
 
 
 def write_docs(tree: Tree) -> None:

@@ -5,7 +5,7 @@ import libcst.matchers as m
 
 from .checkout import Tree
 from .in_tree import PACKAGE, adapter, ours, template
-from .python_source import Source, assigns, mentions
+from .python_source import assigns, edited, mentions
 from .test_config import add_dependency
 
 _CONFIG = "vllm_ascend/ascend_config.py"
@@ -72,10 +72,9 @@ if self.draft_window_size is not None:
 
 
 def add_option(tree: Tree) -> None:
-    source = Source(_CONFIG, tree.read(_CONFIG))
     read = m.SimpleStatementLine(body=[m.Assign(targets=[m.AssignTarget(target=m.Name("additional_config"))])])
-    source.insert_after("AscendConfig", "__init__", read, "the additional config", _OPTION)
-    tree.write(_CONFIG, source.text)
+    with edited(tree, _CONFIG) as source:
+        source.insert_after("AscendConfig", "__init__", read, "the additional config", _OPTION)
 
 
 def write_geometry(tree: Tree) -> None:
@@ -87,51 +86,44 @@ def write_geometry(tree: Tree) -> None:
 
 
 def mend_adapter(tree: Tree) -> None:
-    source = Source(_UTILS, tree.read(_UTILS))
     code, imports = adapter()
-    source.replace_class("SlidingWindowAdapter", code)
-    for statement in imports:
-        source.add_import(statement)
-    tree.write(_UTILS, source.text)
+    with edited(tree, _UTILS) as source:
+        source.replace_class("SlidingWindowAdapter", code)
+        source.add_import(*imports)
 
 
 def mend_proposers(tree: Tree) -> None:
     in_attention = _PARALLEL_HOST_LENGTHS in tree.read("vllm_ascend/attention/utils.py")
-    path, base = _BASE
-    source = Source(path, tree.read(path))
-    # Both are read where draft_window_size is set only.
-    source.add_class_attributes(base, "sliding_window: SlidingWindowAdapter\n")
-    source.replace_lines(base, "__init__", [assigns("sliding_window")], "sliding_window", "")
-    building = m.If(body=mentions(m.Call(func=m.Name("SlidingWindowAdapter"))))
-    source.replace_lines(
-        base,
-        "load_model",
-        [assigns("draft_window_size"), building],
-        "the SlidingWindowAdapter of draft_window_size",
-        "self._init_draft_window(self.kernel_block_size)\n",
-    )
     init = _INIT.replace("@PARALLEL@", f'"{_PARALLEL_HOST_LENGTHS if in_attention else "seq_lens"}"')
-    source.add_method(base, init, before="_maybe_share_embeddings")
+    building = m.If(body=mentions(m.Call(func=m.Name("SlidingWindowAdapter"))))
     cut = assigns("block_table_tensor", "common_attn_metadata")
     sets_table = m.If(test=mentions(m.Name("block_table")), body=m.IndentedBlock(body=[cut]))
-    source.insert_after(base, "build_draft_attn_metadata", sets_table, "the block table of a DSpark group", _CROP)
     clones = m.SimpleStatementLine(
         body=[m.Assign(targets=[m.AssignTarget(_METADATA_POSITIONS)], value=m.Call(m.Attribute(attr=m.Name("clone"))))]
     )
-    source.insert_after(base, "attn_update_stack_num_spec_norm", clones, "the clone of the positions", _LENGTHEN)
-    tree.write(path, source.text)
-
+    path, base = _BASE
+    with edited(tree, path) as source:
+        # Both are read where draft_window_size is set only.
+        source.add_class_attributes(base, "sliding_window: SlidingWindowAdapter\n")
+        source.replace_lines(base, "__init__", [assigns("sliding_window")], "sliding_window", "")
+        source.replace_lines(
+            base,
+            "load_model",
+            [assigns("draft_window_size"), building],
+            "the SlidingWindowAdapter of draft_window_size",
+            "self._init_draft_window(self.kernel_block_size)\n",
+        )
+        source.add_method(base, init, before="_maybe_share_embeddings")
+        source.insert_after(base, "build_draft_attn_metadata", sets_table, "the block table of a DSpark group", _CROP)
+        source.insert_after(base, "attn_update_stack_num_spec_norm", clones, "the clone of the positions", _LENGTHEN)
     path, dspark = _DSPARK
-    source = Source(path, tree.read(path))
-    source.append_to(dspark, "initialize_attn_backend", _GROUPS)
-    source.add_import("import math")
-    tree.write(path, source.text)
-
+    with edited(tree, path) as source:
+        source.append_to(dspark, "initialize_attn_backend", _GROUPS)
+        source.add_import("import math")
     path, step3p5 = _STEP3P5
-    source = Source(path, tree.read(path))
-    source.add_method(step3p5, _NO_WINDOW, before="dummy_run")
-    source.add_import("from vllm.logger import logger")
-    tree.write(path, source.text)
+    with edited(tree, path) as source:
+        source.add_method(step3p5, _NO_WINDOW, before="dummy_run")
+        source.add_import("from vllm.logger import logger")
 
 
 def write_tests(tree: Tree) -> None:

@@ -3,12 +3,14 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import libcst as cst
 import libcst.matchers as m
 
+from .checkout import Tree
 from .errors import MissingAnchor, Refused
 
 IMPORT = m.SimpleStatementLine(body=[m.OneOf(m.Import(), m.ImportFrom())])
@@ -134,6 +136,14 @@ class Source:
         if len(found) != 1:
             raise MissingAnchor(self.path, f"in {class_name}.{method}, {what}")
         return found[0]
+
+
+@contextmanager
+def edited(tree: Tree, path: str) -> Iterator[Source]:
+    """One file of the tree, written back at the end of the block."""
+    source = Source(path, tree.read(path))
+    yield source
+    tree.write(path, source.text)
 
 
 def _statements(code: str) -> list[cst.BaseStatement]:
