@@ -53,7 +53,7 @@ class Checkout:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self._path = path
         if not path.is_dir():
             raise Refused(f"{path} is not a folder")
         try:
@@ -73,7 +73,7 @@ class Checkout:
 
     def git(self, *args: str, stdin: str | None = None, **environment: str) -> str:
         result = subprocess.run(
-            ["git", "-C", str(self.path), *args],
+            ["git", "-C", str(self._path), *args],
             input=stdin,
             capture_output=True,
             encoding="utf-8",
@@ -87,7 +87,7 @@ class Checkout:
         if not self.git("ls-tree", commit, "--", path):
             return None
         # Not git(): a file's own blank lines at its end stay.
-        command = ["git", "-C", str(self.path), "show", f"{commit}:{path}"]
+        command = ["git", "-C", str(self._path), "show", f"{commit}:{path}"]
         return subprocess.run(command, check=True, capture_output=True).stdout.decode("utf-8")
 
     def find_commit(self, reference: str) -> str | None:

@@ -2,15 +2,11 @@
 """Write the draft window as a series of vLLM-Ascend pull requests onto a checkout: one branch of commits for each."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
-
-if TYPE_CHECKING:
-    from .checkout import Checkout
-    from .series import Branch, Commit
 
 console = Console(stderr=True, highlight=False)
 
@@ -38,45 +34,50 @@ def main(
 
     Exit codes: 0 written, or nothing to do; 2 refused, with the reason.
     """
-    from .checkout import Checkout
     from .errors import Refused
 
     try:
-        _write(Checkout(checkout), series, base, pr_text, dry_run)
+        _write(checkout, series, base, pr_text, dry_run)
     except Refused as reason:
         console.print(f"[red]Refused:[/red] {reason}", soft_wrap=True)
         raise typer.Exit(REFUSED) from None
 
 
-def _write(checkout: "Checkout", series: str, base: str, pr_text: Path | None, dry_run: bool) -> None:
+def _write(path: Path, series: str, base: str, pr_text: Path | None, dry_run: bool) -> None:
+    from .checkout import Checkout
     from .errors import Refused
-    from .series import BRANCHES, build_series, pull_request_text
+    from .in_tree import template
+    from .series import BRANCHES, build_series
 
+    checkout = Checkout(path)
     try:
         checkout.git("check-ref-format", "--branch", series)
     except Refused:
         raise Refused(f"{series!r} is not a name that git allows for a branch") from None
     start = checkout.find_commit(base)
     if start is None:
-        raise Refused(f"{base} is no commit of {checkout.path}")
+        raise Refused(f"{base} is no commit of {path}")
     own_subjects = {step.subject for branch in BRANCHES for step in branch.steps}
     names = {branch: f"{series}-{branch.name}" for branch in BRANCHES}
     existing = {branch: checkout.find_commit(f"refs/heads/{name}") for branch, name in names.items()}
     start = checkout.base_of(next(filter(None, existing.values()), start), own_subjects)
 
     built = build_series(checkout, start)
-    _show(built)
+    table = Table("branch", "files", "commit", box=None, pad_edge=False)
+    for branch, commits in built.items():
+        for step, edits in commits.items():
+            table.add_row(branch.name, str(len(edits)), step.subject)
+    console.print(table)
     if dry_run:
         return
     tips, tip = {}, start
-    for branch, commits in built:
-        for commit in commits:
-            tip = checkout.commit(tip, commit.edits, commit.message)
-        tips[branch] = tip
-    for branch, tip in tips.items():
+    for branch, commits in built.items():
+        for step, edits in commits.items():
+            tip = checkout.commit(tip, edits, step.message)
         there = existing[branch]
         if there is not None and checkout.tree_of(there) != checkout.tree_of(tip):
             raise Refused(f"the branch {names[branch]} exists with other content; delete it or choose another name")
+        tips[branch] = tip
     new = [branch for branch in tips if existing[branch] is None]
     for branch in new:
         checkout.git("branch", names[branch], tips[branch])
@@ -85,17 +86,9 @@ def _write(checkout: "Checkout", series: str, base: str, pr_text: Path | None, d
         checkout.git("switch", "--quiet", names[new[-1]])
     else:
         console.print("Nothing to do: the branches have this content already.")
-    folder = pr_text or checkout.path / checkout.git("rev-parse", "--git-path", "pull-requests")
+    folder = pr_text or path / checkout.git("rev-parse", "--git-path", "pull-requests")
     for branch in tips:
         target = folder / names[branch] / "PULL_REQUEST.md"
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(pull_request_text(branch))
+        target.write_text(template(f"{branch.template}/PULL_REQUEST.md"))
         console.print(f"Description: {target}", soft_wrap=True)
-
-
-def _show(built: "list[tuple[Branch, list[Commit]]]") -> None:
-    table = Table("branch", "files", "commit", box=None, pad_edge=False)
-    for branch, commits in built:
-        for commit in commits:
-            table.add_row(branch.name, str(len(commit.edits)), commit.subject)
-    console.print(table)

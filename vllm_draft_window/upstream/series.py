@@ -2,13 +2,12 @@
 """The pull request as a series of branches, each on the one before, and their commits."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import autoregressive_branch, mrv1_branch, parallel_branch
 from .checkout import Checkout, Tree
 from .errors import MissingAnchor, Refused
-from .in_tree import template
 
 # vLLM whose speculators the window fits.
 OLDEST_VLLM = (0, 26)
@@ -21,6 +20,10 @@ class Step:
     subject: str
     body: str
     edits: tuple[Callable[[Tree], None], ...]
+
+    @property
+    def message(self) -> str:
+        return f"{self.subject}\n\n{self.body}".strip()
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,8 @@ class Branch:
     oldest_vllm: tuple[int, int] = OLDEST_VLLM
 
 
-@dataclass(frozen=True)
-class Commit:
-    subject: str
-    message: str
-    edits: dict[str, str]
-
+Commits = dict[Step, dict[str, str]]
+"""Steps, and the texts of the files that each of them changes, by path."""
 
 BRANCHES = (
     Branch(
@@ -123,13 +122,14 @@ BRANCHES = (
 )
 
 
-def branches_for(checkout: Checkout, base: str) -> list[Branch]:
-    """The branches that the checkout's vLLM allows.
+def build_series(checkout: Checkout, base: str) -> dict[Branch, Commits]:
+    """All edits of the branches that the checkout's vLLM allows; nothing is written to the checkout.
 
     Raises:
-        Refused: none does.
+        Refused: it allows none, or something to hang an edit on is missing.
     """
-    found = re.search(r"^ARG VLLM_TAG=v?(\d+)\.(\d+)\S*", Tree(checkout, base).read("Dockerfile"), re.MULTILINE)
+    tree = Tree(checkout, base)
+    found = re.search(r"^ARG VLLM_TAG=v?(\d+)\.(\d+)\S*", tree.read("Dockerfile"), re.MULTILINE)
     if found is None:
         raise MissingAnchor("Dockerfile", "ARG VLLM_TAG, the vLLM that the checkout supports")
     version = int(found[1]), int(found[2])
@@ -138,28 +138,12 @@ def branches_for(checkout: Checkout, base: str) -> list[Branch]:
             f"this checkout is for vLLM {found[0].partition('=')[2]}; the draft window needs "
             f"{'.'.join(map(str, OLDEST_VLLM))} or later, whose speculators it changes"
         )
-    return [branch for branch in BRANCHES if version >= branch.oldest_vllm]
-
-
-def build_series(checkout: Checkout, base: str) -> list[tuple[Branch, list[Commit]]]:
-    """All edits, as commits to be; nothing is written to the checkout.
-
-    Raises:
-        Refused: see :func:`branches_for`, or something to hang an edit on is missing.
-    """
-    branches = branches_for(checkout, base)
-    tree = Tree(checkout, base)
-    return [(branch, _commits(tree, branch.steps)) for branch in branches]
-
-
-def _commits(tree: Tree, steps: Sequence[Step]) -> list[Commit]:
-    commits = []
-    for step in steps:
-        for edit in step.edits:
-            edit(tree)
-        commits.append(Commit(step.subject, "\n\n".join(filter(None, (step.subject, step.body))), tree.take_edits()))
-    return commits
-
-
-def pull_request_text(branch: Branch) -> str:
-    return template(f"{branch.template}/PULL_REQUEST.md")
+    series: dict[Branch, Commits] = {}
+    for branch in BRANCHES:
+        if version >= branch.oldest_vllm:
+            series[branch] = {}
+            for step in branch.steps:
+                for edit in step.edits:
+                    edit(tree)
+                series[branch][step] = tree.take_edits()
+    return series
