@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -54,8 +55,6 @@ class BenchEngine(Engine):
         self._startup_s = time.perf_counter() - started
         self._engine: Any = self.llm.llm_engine
         self._config: Any = self._engine.vllm_config
-        core: Any = self.llm.llm_engine.engine_core
-        self._scheduler = core.engine_core.scheduler
         self._probe("count")
         if fast_prefill:
             self._probe("skip prefill attention")
@@ -66,10 +65,11 @@ class BenchEngine(Engine):
 
     def describe(self) -> dict[str, Any]:
         """The machine, and what the engine decided."""
-        config, groups = self._config, self._scheduler.kv_cache_config.kv_cache_groups
+        config, cache = self._config, self.scheduler.kv_cache_config
+        groups = [f"{len(g.layer_names)} x {type(g.kv_cache_spec).__name__}" for g in cache.kv_cache_groups]
         engine = {
-            "kv_cache_groups": [f"{len(g.layer_names)} x {type(g.kv_cache_spec).__name__}" for g in groups],
-            "num_kv_blocks": self._scheduler.kv_cache_config.num_blocks,
+            "kv_cache_groups": groups,
+            "num_kv_blocks": cache.num_blocks,
             "block_size": config.cache_config.block_size,
             "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
             "async_scheduling": config.scheduler_config.async_scheduling,
@@ -83,12 +83,10 @@ class BenchEngine(Engine):
         named = {"workload": workload.name, "contexts": workload.contexts}
         needed = sum(self._blocks(context + self._reach(workload)) for context in workload.contexts)
         # Preemption would silently change what a step does.
-        if needed > (there := self._scheduler.kv_cache_config.num_blocks):
+        if needed > (there := self.scheduler.kv_cache_config.num_blocks):
             return named | {"skipped": f"needs {needed} KV blocks, {there} there"}
         with self._decoding(workload.contexts) as tokens:
-            started = time.perf_counter()
-            self._prefill(tokens)
-            prefill_s = time.perf_counter() - started
+            prefill_s = self._prefill(tokens)
             self._step(tokens, workload.warmup)
             before = sum(map(len, tokens.values()))
             seconds = np.empty(workload.steps)
@@ -118,8 +116,7 @@ class BenchEngine(Engine):
 
     def capacity(self, lengths: Sequence[int]) -> dict[int, float]:
         """Requests of each length in tokens that the KV cache holds at once."""
-        there = self._scheduler.kv_cache_config.num_blocks
-        return {length: there / self._blocks(length) for length in lengths}
+        return {length: self.scheduler.kv_cache_config.num_blocks / self._blocks(length) for length in lengths}
 
     def saturate(self, length: int, workload: Workload) -> dict[str, Any]:
         """Decode steps of as many requests as the cache holds, each of ``length`` tokens at its end."""
@@ -133,13 +130,9 @@ class BenchEngine(Engine):
 
     def _blocks(self, tokens: int) -> int:
         """KV cache blocks that a request of so many tokens needs at most."""
-        model = self._config.model_config
-        longest, model.max_model_len = model.max_model_len, tokens
-        try:
-            specs = [group.kv_cache_spec for group in self._scheduler.kv_cache_config.kv_cache_groups]
+        specs = [group.kv_cache_spec for group in self.scheduler.kv_cache_config.kv_cache_groups]
+        with mock.patch.object(self._config.model_config, "max_model_len", tokens):
             return sum(-(-spec.max_memory_usage_bytes(self._config) // spec.page_size_bytes) for spec in specs)
-        finally:
-            model.max_model_len = longest
 
     def report(self, *, guarded: int | None = None, profiled: int | None = None) -> dict[str, Any]:
         """What the probes counted, and the device's bandwidth.
@@ -202,9 +195,12 @@ class BenchEngine(Engine):
         for _ in range(3):
             self._engine.step()
 
-    def _prefill(self, tokens: dict[str, list[int]]) -> None:
+    def _prefill(self, tokens: dict[str, list[int]]) -> float:
+        """Step until every request has a token; seconds."""
+        started = time.perf_counter()
         while not all(tokens.values()):
             self._step(tokens)
+        return time.perf_counter() - started
 
     def _step(self, tokens: dict[str, list[int]], steps: int = 1) -> None:
         for _ in range(steps):

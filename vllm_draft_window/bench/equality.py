@@ -18,7 +18,7 @@ from vllm_draft_window import reporting
 
 from .plan import full_graphs
 from .session import EngineSpec
-from .summary import engine_failures
+from .summary import engine_failures, first_differences
 
 DRAFT_TOKENS = {"dspark": 7, "dflash": 7, "eagle3": 3}
 """Methods that can be asked for, and the tokens that their drafts propose."""
@@ -99,14 +99,12 @@ def compare(results: Sequence[dict[str, Any]], prompts: Sequence[list[int]], dev
         result |= result.pop("serve")[0]
     reference = results[0]["tokens"]
     for result in results:
-        result["equal_tokens"], result["differences"] = 0, []
-        for i, (expected, got) in enumerate(zip(reference, result["tokens"], strict=True)):
-            first = next((t for t, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b), None)
-            result["equal_tokens"] += len(expected) if first is None else first
-            if first is not None:
-                gap = logit_gap([*prompts[i], *expected[:first]], expected[first], got[first], device)
-                difference = {"request": i, "token": first, "relative_gap": gap, "tie": gap <= _TIE}
-                result["differences"].append(difference)
+        result["equal_tokens"], found = first_differences(reference, result["tokens"])
+        result["differences"] = []
+        for i, at in found.items():
+            context = [*prompts[i], *reference[i][:at]]
+            gap = logit_gap(context, reference[i][at], result["tokens"][i][at], device)
+            result["differences"].append({"request": i, "token": at, "relative_gap": gap, "tie": gap <= _TIE})
 
 
 def logit_gap(context: list[int], expected: int, got: int, device: str) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -78,23 +79,19 @@ def _engine(result: dict[str, Any]) -> str:
 def saturation(results: Sequence[dict[str, Any]]) -> Table:
     """What the KV cache holds, and decode when it is full: a line for each engine, relative to the first one."""
 
-    def figure(text: str, key: str, result: dict[str, Any], name: Any) -> str:
-        value, first = result[key][0][name], results[0][key][0][name]
-        return f"{text.format(value)} ({value / first:.3f})"
+    def figure(value: float, first: float, digits: int = 2) -> str:
+        return f"{value:.{digits}f} ({value / first:.3f})"
 
-    lengths = list(results[0].get("capacity", [{}])[0])
-    headings = ["engine", "KV cache groups", *(f"requests of {short(n)}" for n in lengths)]
-    headings += ["when full", "step, ms", "tokens/s"] if "saturate" in results[0] else []
+    capacity, full = (results[0].get(name, [{}])[0] for name in ("capacity", "saturate"))
+    headings = ["engine", "KV cache groups", *(f"requests of {short(n)}" for n in capacity)]
+    headings += ["when full", "step, ms", "tokens/s"] if full else []
     rows = []
     for result in results:
         row = [f"{result['config']} ({result['round']})", ", ".join(result["engine"]["kv_cache_groups"])]
-        row += [figure("{:.2f}", "capacity", result, n) for n in lengths]
-        if "saturate" in result:
-            row += [
-                f"{len(result['saturate'][0]['tokens'])} requests",
-                figure("{:.2f}", "saturate", result, "median_ms"),
-            ]
-            row += [figure("{:.0f}", "saturate", result, "tokens_per_s")]
+        row += [figure(result["capacity"][0][n], first) for n, first in capacity.items()]
+        for own in result.get("saturate", []):
+            row += [f"{len(own['tokens'])} requests", figure(own["median_ms"], full["median_ms"])]
+            row += [figure(own["tokens_per_s"], full["tokens_per_s"], 0)]
         rows.append(row)
     title = "What the KV cache holds, and decode when it is full (in brackets: to the first)"
     return table(headings, rows, title=title, first="left")
@@ -114,11 +111,10 @@ def plot_steps(path: Path, title: str, entries: Entries, *, window: int) -> None
     for config in dict.fromkeys(config for entry in single for config in entry["configs"]):
         shown = [(e["contexts"][0], e["configs"][config]) for e in single if config in e["configs"]]
         y = [figures["median_ms"] for _, figures in shown]
-        bars = [
-            [abs(edge(figures["all_median_ms"]) - figures["median_ms"]) for _, figures in shown] for edge in (min, max)
-        ]
+        # [2, contexts]
+        edges = np.transpose([(min(figures["all_median_ms"]), max(figures["all_median_ms"])) for _, figures in shown])
         label = "no window" if config == "off" else f"{config}, {window} tokens"
-        axes.errorbar([x for x, _ in shown], y, yerr=bars, marker="o", capsize=3, label=label, lw=1.5)
+        axes.errorbar([x for x, _ in shown], y, yerr=abs(edges - y), marker="o", capsize=3, label=label, lw=1.5)
     for side, colour in (("off", "0.3"), ("on", "tab:red")):
         floor = [entry["floor_ms"][side] for entry in single]
         axes.plot(x, floor, ls="--", lw=1, color=colour, label=f"bytes-bound floor, window {side}")

@@ -17,21 +17,21 @@ def summarize(results: Results, sizes: PairSizes, *, window: int) -> list[dict[s
     bandwidth = median(r["copy_bandwidth"] for r in results)
     block_size = results[0]["engine"]["block_size"]
     entries = []
+    cuts = {"off": None, "on": window}
     for name, contexts in {step["workload"]: step["contexts"] for step in results[0]["time_steps"]}.items():
         turns: dict[str, list[dict[str, Any]]] = {}
         for result in results:
-            measured = [s for s in result["time_steps"] if s["workload"] == name and "skipped" not in s]
-            turns[result["config"]] = turns.get(result["config"], []) + measured
-        turns = {config: measured for config, measured in turns.items() if measured}
-        figures = {config: _over_turns(measured) for config, measured in turns.items()}
+            for step in result["time_steps"]:
+                if step["workload"] == name and "skipped" not in step:
+                    turns.setdefault(result["config"], []).append(step)
         entries.append(
             {
                 "workload": name,
                 "contexts": contexts,
-                "configs": figures,
+                "configs": {config: _over_turns(measured) for config, measured in turns.items()},
                 "floor_ms": {
                     side: floor_ms(sizes, contexts, bandwidth, window=cut, block_size=block_size)
-                    for side, cut in (("off", None), ("on", window))
+                    for side, cut in cuts.items()
                 },
                 "tokens": {
                     c: compare_tokens(turns["off"], t) for c, t in turns.items() if c != "off" and "off" in turns
@@ -52,13 +52,24 @@ def compare_tokens(reference: Sequence[dict[str, Any]], turns: Sequence[dict[str
     """Greedy tokens against ``off``: speculation must not change them."""
     compared, differences = 0, []
     for number, turn in enumerate(turns, start=1):
-        for request, (expected, got) in enumerate(zip(reference[0]["tokens"], turn["tokens"], strict=True)):
-            pairs = list(zip(expected, got, strict=False))
-            first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-            compared += len(pairs) if first is None else first
-            if first is not None:
-                differences.append({"turn": number, "request": request, "first_difference": first})
+        equal, found = first_differences(reference[0]["tokens"], turn["tokens"])
+        compared += equal
+        differences += [{"turn": number, "request": request, "first_difference": at} for request, at in found.items()]
     return {"equal": not differences, "compared": compared, "differences": differences}
+
+
+def first_differences(
+    reference: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
+) -> tuple[int, dict[int, int]]:
+    """Equal tokens in all, and by request where the first other one is; later ones follow from it."""
+    equal, differences = 0, {}
+    for request, (expected, got) in enumerate(zip(reference, tokens, strict=True)):
+        both = min(len(expected), len(got))
+        same = next((i for i in range(both) if expected[i] != got[i]), both)
+        equal += same
+        if same < both:
+            differences[request] = same
+    return equal, differences
 
 
 def floor_ms(
