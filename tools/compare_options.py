@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tools.comparison.columns import Column, columns, limit_to
 from tools.comparison.plot import plot
-from tools.comparison.results import Key, Result, different_outputs
+from tools.comparison.results import Key, Result, different_outputs, measured
 from tools.demo_pair import DRAFT_FOLDERS, NUM_SPECULATIVE_TOKENS, demo_prompts, demo_speculation
 from vllm_draft_window.measuring.cells import CellFile
 from vllm_draft_window.parameters import names, numbers
@@ -122,12 +122,9 @@ def run_engines(
             )
 
     columns = measure_columns(console, contexts, opened, prompts=prompts, name=lambda key: f"{key[1]}, {key[2]}")
-    for (source, method, label), context, measured, seconds in columns:
-        key = source, method, label, context
-        yield Result.of(key, measured.target_steps(max_tokens), measured.tokens, seconds)
+    for key, context, run, seconds in columns:
+        yield measured((*key, context), run.target_steps(max_tokens), run.tokens, seconds)
 
 
 if __name__ == "__main__":
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(main)
-    app()
+    typer.run(main)

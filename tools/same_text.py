@@ -41,10 +41,8 @@ def main(
             for context in (SHORT, LONG):
                 rounds = accepted(target, draft, places[:, -context:], truth, window, max_tokens)
                 walked.setdefault((text, context), []).extend(rounds)
-    cells = {}
-    for (text, context), rounds in walked.items():
-        tokens, steps = zip(*rounds, strict=True)
-        cells[text, context] = Cell(context=text, tokens=tokens, steps=steps, seconds=0.0)
+    # Cells of one text draw the same prompts.
+    cells = {key: Cell.of(rounds, context=key[0], seconds=0.0) for key, rounds in walked.items()}
     rows = []
     for text in (SHORT, LONG):
         short, long = cells[text, SHORT], cells[text, LONG]
@@ -76,6 +74,4 @@ def accepted(
 
 
 if __name__ == "__main__":
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(main)
-    app()
+    typer.run(main)

@@ -41,20 +41,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows = []
-    print(
-        "| draft | traffic | context | best fixed | "
-        + " | ".join(RULES)
-        + " |\n|---|---|---|---|"
-        + "---|" * len(RULES)
-    )
+    print(f"| draft | traffic | context | best fixed | {' | '.join(RULES)} |\n|{'---|' * (4 + len(RULES))}")
     for method in DRAFT_FOLDERS:
         drafts = answers(method, args.contexts, args.prompts)
         for row in compare(drafts, method, args.proposals, args.runs):
             rows.append(row)
-            shares = " | ".join(f"{row[rule]:.3f}" for rule in RULES)
-            print(
-                f"| {method} | {row['traffic']} | {row['context']} | {row['best']:.2f} (W = {row['size']}) | {shares} |"
-            )
+            best, shares = f"{row['best']:.2f} (W = {row['size']})", " | ".join(f"{row[rule]:.3f}" for rule in RULES)
+            print(f"| {method} | {row['traffic']} | {row['context']} | {best} | {shares} |")
         share = followed(drafts, args.proposals, args.runs)
         print(f"{method}: {share:.3f} of the best, from {CHANGE} proposals on after the best size changed", flush=True)
     if args.json is not None:
@@ -91,12 +84,10 @@ def compare(drafts: Answers, method: str, proposals: int, runs: int) -> Iterator
             rule: [play(drafts, traffic, proposals, run, rule) for run in range(runs)] for rule in (*LADDER, *RULES[:2])
         }
         for context in traffic:
-            means = {
-                rule: float(
-                    np.mean([n for run in played for n in run[context][WARM_UP if isinstance(rule, str) else 0 :]])
-                )
-                for rule, played in kept.items()
-            }
+            means = {}
+            for rule, played in kept.items():
+                counted = [run[context][WARM_UP if isinstance(rule, str) else 0 :] for run in played]
+                means[rule] = float(np.mean(np.concatenate(counted)))
             best = max(LADDER, key=means.__getitem__)
             yield {
                 "draft": method,

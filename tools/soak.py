@@ -125,10 +125,13 @@ def serve(engine: "Engine", requests: Sequence[Request], *, at_once: int, preemp
     from vllm.sampling_params import RequestOutputKind
 
     llm = engine.llm.llm_engine
+    greedy: dict[str, Any] = dict(
+        temperature=0.0, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+    )
     waiting = deque(enumerate(requests))
     outputs: list[list[int] | None] = [None] * len(requests)
-    running: dict[str, int] = {}
-    to_abort: dict[str, int] = {}
+    # by name: number, and the step in which it is aborted
+    running: dict[str, tuple[int, float]] = {}
     wave, step, last_finished = at_once, 0, 0
     while (waiting or llm.has_unfinished_requests()) and step < last_finished + STALLED:
         # A wave arrives once the last one has gone down to a quarter.
@@ -136,29 +139,21 @@ def serve(engine: "Engine", requests: Sequence[Request], *, at_once: int, preemp
             wave = max(at_once if wave < at_once else at_once // 2, 1)
             while waiting and len(running) < wave:
                 i, request = waiting.popleft()
-                parameters = SamplingParams(
-                    temperature=0.0,
-                    max_tokens=request.max_tokens,
-                    ignore_eos=True,
-                    detokenize=False,
-                    output_kind=RequestOutputKind.FINAL_ONLY,
-                )
-                name = f"request-{i}"
-                llm.add_request(name, {"prompt_token_ids": request.prompt}, parameters)
-                running[name] = i
-                if request.aborted_after is not None:
-                    to_abort[name] = step + request.aborted_after
-        if overdue := [name for name, when in to_abort.items() if when <= step]:
+                parameters = SamplingParams(max_tokens=request.max_tokens, **greedy)
+                llm.add_request(f"request-{i}", {"prompt_token_ids": request.prompt}, parameters)
+                after = math.inf if request.aborted_after is None else request.aborted_after
+                running[f"request-{i}"] = i, step + after
+        if overdue := [name for name, (_, when) in running.items() if when <= step]:
             llm.abort_request(overdue)
             for name in overdue:
-                del to_abort[name], running[name]
+                del running[name]
         if preempt_every and step % preempt_every == preempt_every - 1:
             engine.llm.reset_prefix_cache(reset_running_requests=True)
         output: Any
         for output in llm.step():
             if output.finished and output.request_id in running:
-                outputs[running.pop(output.request_id)] = list(output.outputs[0].token_ids)
-                to_abort.pop(output.request_id, None)
+                i, _ = running.pop(output.request_id)
+                outputs[i] = list(output.outputs[0].token_ids)
                 last_finished = step
         step += 1
     return outputs
@@ -169,13 +164,12 @@ def resources(engine: "Engine") -> dict[str, int]:
     import torch
 
     gc.collect()
-    managers = engine.scheduler.kv_cache_manager.coordinator.single_type_managers
+    scheduler, cache = engine.scheduler, engine.scheduler.kv_cache_manager
     return {
-        "blocks_in_use": engine.scheduler.kv_cache_config.num_blocks
-        - 1
-        - engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
-        "requests": len(engine.scheduler.requests),
-        "block_tables": sum(len(manager.req_to_blocks) for manager in managers),
+        # One is the null block.
+        "blocks_in_use": scheduler.kv_cache_config.num_blocks - 1 - cache.block_pool.get_num_free_blocks(),
+        "requests": len(scheduler.requests),
+        "block_tables": sum(len(manager.req_to_blocks) for manager in cache.coordinator.single_type_managers),
         "device_bytes": torch.cuda.memory_allocated() if torch.cuda.is_available() else 0,
     }
 

@@ -26,25 +26,16 @@ class Result(Cell):
     column: str
     output: str
 
-    @classmethod
-    def of(cls, key: Key, counted: Sequence[tuple[int, int]], outputs: Any, seconds: float) -> "Result":
-        """From tokens and target steps of each prompt, and the output tokens of all."""
-        source, method, column, context = key
-        tokens, steps = zip(*counted, strict=True)
-        return cls(
-            source=source,
-            method=method,
-            column=column,
-            context=context,
-            tokens=tokens,
-            steps=steps,
-            output=hashlib.sha256(repr(outputs).encode()).hexdigest()[:16],
-            seconds=round(seconds, 1),
-        )
-
     @property
     def key(self) -> Key:
         return self.source, self.method, self.column, self.context
+
+
+def measured(key: Key, counted: Sequence[tuple[int, int]], outputs: Any, seconds: float) -> Result:
+    """From tokens and target steps of each prompt, and the output tokens of all."""
+    place = dict(zip(("source", "method", "column", "context"), key, strict=True))
+    output = hashlib.sha256(repr(outputs).encode()).hexdigest()[:16]
+    return Result.of(counted, output=output, seconds=round(seconds, 1), **place)
 
 
 def different_outputs(results: Sequence[Result]) -> list[Result]:

@@ -13,7 +13,7 @@ from tools.demo_pair.simulate import Sight, sight
 from tools.demo_pair.simulate import simulate as simulate_columns
 
 from .columns import Column, Steps
-from .results import Result
+from .results import Result, measured
 
 SOURCE = "simulation"
 BLOCK_SIZE = 32  # the engine's here
@@ -42,7 +42,7 @@ def simulate(
     )
     seconds = (time.perf_counter() - started) / len(cells)
     for (method, label), rounds in walked.items():
-        yield Result.of((SOURCE, method, label, context), rounds, outputs, seconds)
+        yield measured((SOURCE, method, label, context), rounds, outputs, seconds)
 
 
 def _sight(column: Column) -> Sight:

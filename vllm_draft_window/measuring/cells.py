@@ -15,6 +15,9 @@ LEVEL = 95
 RESAMPLES = 4000
 
 
+C = TypeVar("C", bound="Cell")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """One configuration at one context length.
@@ -30,6 +33,12 @@ class Cell:
     tokens: tuple[int, ...]
     steps: tuple[int, ...]
     seconds: float
+
+    @classmethod
+    def of(cls: "type[C]", counted: Iterable[tuple[int, int]], **fields: Any) -> "C":
+        """From tokens and target steps of each prompt."""
+        tokens, steps = zip(*counted, strict=True)
+        return cls(tokens=tokens, steps=steps, **fields)
 
     @property
     def key(self) -> Hashable:
@@ -77,15 +86,10 @@ def interval(samples: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-C = TypeVar("C", bound=Cell)
-
-
 def read_cells(lines: Iterable[str], kind: type[C]) -> tuple[dict[str, Any], dict[Any, C]]:
     """The settings that a :class:`CellFile` was made with, and its cells by key."""
     settings, *records = map(json.loads, lines)
-    cells = [
-        kind(**record | {"tokens": tuple(record["tokens"]), "steps": tuple(record["steps"])}) for record in records
-    ]
+    cells = [kind.of(zip(record.pop("tokens"), record.pop("steps"), strict=True), **record) for record in records]
     return settings, {cell.key: cell for cell in cells}
 
 

@@ -105,8 +105,7 @@ def main(
                 prompts=prompts,
                 name=lambda window: f"window {name(window)}",
             ):
-                tokens, steps = zip(*counted, strict=True)
-                finished.add(WindowCell(window=window, context=context, tokens=tokens, steps=steps, seconds=seconds))
+                finished.add(WindowCell.of(counted, window=window, context=context, seconds=seconds))
     except ValueError as error:
         console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         raise typer.Exit(2) from None
