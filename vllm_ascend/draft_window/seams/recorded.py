@@ -70,7 +70,7 @@ class RecordedWindow(DeferringWindow):
 
 
 class DeferringSeam(SpeculatorSeam):
-    """Builds what waited where a forward runs."""
+    """Has a window whose builds may wait; who forwards, builds what waited."""
 
     window_class: type[DeferringWindow]
 
@@ -80,14 +80,14 @@ class DeferringSeam(SpeculatorSeam):
         window.defers_builds = not versions.records_refresh() and builds_only_refer(self.attn_groups)
         return window
 
-    def _generate_draft(self, num_reqs: int, num_tokens: int, attn_metadata: Any, *args: Any, **kwargs: Any) -> None:
-        super()._generate_draft(num_reqs, num_tokens, built(attn_metadata), *args, **kwargs)
-
 
 class RecordedParallelSeam(DeferringSeam, ParallelSeam):
     """In front of vLLM's own DFlash and DSpark."""
 
     window_class = RecordedWindow
+
+    def _generate_draft(self, num_reqs: int, num_tokens: int, attn_metadata: Any, *args: Any, **kwargs: Any) -> None:
+        super()._generate_draft(num_reqs, num_tokens, built(attn_metadata), *args, **kwargs)
 
     def _update_draft_decode_metadata(self, attn_metadata: dict[str, Any], num_reqs: int) -> None:
         """vLLM 0.32 and later: recorded into the FULL graph, with the launch."""
@@ -118,9 +118,9 @@ class RecordedTargetDependentSeam(DeferringSeam, TargetDependentSeam):
         with swapped(self, fused_step=1):
             super()._generate_fused_drafts(num_reqs, num_tokens, built(attn_metadata), *args, **kwargs)
 
-    def _generate_draft(self, num_reqs: int, *args: Any, **kwargs: Any) -> None:
+    def _generate_draft(self, num_reqs: int, num_tokens: int, attn_metadata: Any, *args: Any, **kwargs: Any) -> None:
         """One later forward. It advances the lengths; within the loop no build follows that would window them."""
-        super()._generate_draft(num_reqs, *args, **kwargs)
+        super()._generate_draft(num_reqs, num_tokens, built(attn_metadata), *args, **kwargs)
         if self.fused_step is not None and self.window is not None:
             self.fused_step += 1
             if self.fused_step < self.num_speculative_steps:
