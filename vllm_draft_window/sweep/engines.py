@@ -37,10 +37,12 @@ class Engines:
         if self.is_demo:
             require_clone("the demo pair, the default of --model,")
         _prepare_vllm()
-        from tools.demo_pair import DEMO_PAIR, DEMO_SPECULATION
+        if model is None:
+            from tools.demo_pair import DEMO_PAIR, DEMO_SPECULATION
 
-        self._model = model or str(DEMO_PAIR / "target")
-        self._speculation = json_object("--speculative-config", speculative_config) or DEMO_SPECULATION
+            self._model, self._speculation = str(DEMO_PAIR / "target"), DEMO_SPECULATION
+        else:
+            self._model, self._speculation = model, json_object("--speculative-config", speculative_config)
         drafted = self._speculation.get("num_speculative_tokens")
         if not isinstance(drafted, int):
             raise ValueError("--speculative-config needs num_speculative_tokens, an integer")

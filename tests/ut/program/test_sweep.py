@@ -19,6 +19,7 @@ from vllm_draft_window.measuring.cells import CellFile
 from vllm_draft_window.measuring.interrupt import interrupts_kept
 from vllm_draft_window.parameters import json_object, names, numbers
 from vllm_draft_window.sweep.command import _read_reference
+from vllm_draft_window.sweep.engines import Engines
 from vllm_draft_window.sweep.prompts import MIN_DISTANCE, load_prompts
 from vllm_draft_window.sweep.report import rows, write
 from vllm_draft_window.sweep.verdict import WindowCell, differences, recommend
@@ -229,6 +230,13 @@ def test_interrupt_that_strikes_in_a_finalizer_is_not_lost():
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is previous
+
+
+def test_a_model_of_ones_own_needs_no_clone(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tools.demo_pair", None)
+    monkeypatch.setattr("vllm_draft_window.sweep.engines._prepare_vllm", lambda: None)
+    sweep = Engines("512,256", "somewhere", '{"num_speculative_tokens": 7}', "{}", [1024], 64, with_auto=True)
+    assert sweep.columns == [None, 256, 512, "auto"] and sweep.settings["model"] == "somewhere"
 
 
 def test_option_values():
