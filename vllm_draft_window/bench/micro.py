@@ -111,16 +111,12 @@ def _host_us(call: Callable[[], None], device: str, calls: int) -> float:
 def table(rows: Sequence[dict[str, Any]]) -> Table:
     """One line per case: host and device time per refresh, and how much slower the others are than the first."""
     first, *others = rows[0]["host_us"]
-    kinds = [kind for kind in ("host_us", "device_us") if rows[0][kind]]
     headings = ["batch", "groups", "W"]
-    for kind in kinds:
-        headings += [f"{kind.removesuffix('_us')} {name}" for name in (first, *others)]
-        headings += [f"{name}/{first}" for name in others]
-    lines = []
-    for row in rows:
-        cells = [str(row["case"][key]) for key in ("batch", "groups", "window")]
-        for times in (row[kind] for kind in kinds):
-            cells += [f"{us:.1f}" for us in times.values()] + [f"{times[n] / times[first]:.1f}" for n in others]
-        lines.append(cells)
+    lines = [[str(row["case"][key]) for key in ("batch", "groups", "window")] for row in rows]
+    for kind in (kind for kind in ("host", "device") if rows[0][f"{kind}_us"]):
+        headings += [f"{kind} {name}" for name in (first, *others)] + [f"{name}/{first}" for name in others]
+        for line, row in zip(lines, rows, strict=True):
+            times = row[f"{kind}_us"]
+            line += [f"{us:.1f}" for us in times.values()] + [f"{times[n] / times[first]:.1f}" for n in others]
     title = f"One refresh of the window, us (full tables of the longest request; medians of {_REPETITIONS})"
     return reporting.table(headings, lines, title=title, first="left")

@@ -76,16 +76,17 @@ class PairSizes:
 
 def write_target(folder: Path, sizes: PairSizes) -> None:
     """Write the target, with an MTP head where that is the draft."""
-    if sizes.method == "mtp":  # MiMo's layout: Qwen2, and one layer more as the head
-        config, weights = _random(sizes, "qwen2", sizes.layers + 1, seed=sizes.seed, sharpness=SHARPNESS)
+    mtp = sizes.method == "mtp"  # MiMo's layout: Qwen2, and one layer more as the head
+    base, layers = ("qwen2", sizes.layers + 1) if mtp else ("qwen3", sizes.layers)
+    config, weights = _random(sizes, base, layers, seed=sizes.seed, sharpness=SHARPNESS)
+    config["architectures"] = ["MiMoForCausalLM" if mtp else "Qwen3ForCausalLM"]
+    if mtp:
+        config |= {"num_nextn_predict_layers": 1, "num_hidden_layers": sizes.layers}
         head = "model.mtp_layers.0."
         weights = {name.replace(f"model.layers.{sizes.layers}.", head): weight for name, weight in weights.items()}
         weights[f"{head}input_proj.weight"] = _normal(sizes.hidden, 2 * sizes.hidden)
         weights |= {f"{head}{name}_layernorm.weight": torch.ones(sizes.hidden) for name in ("token", "hidden", "final")}
-        extra = {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1, "num_hidden_layers": sizes.layers}
-        return _write(folder, config | extra, weights)
-    config, weights = _random(sizes, "qwen3", sizes.layers, seed=sizes.seed, sharpness=SHARPNESS)
-    _write(folder, config | {"architectures": ["Qwen3ForCausalLM"]}, weights)
+    _write(folder, config, weights)
 
 
 def write_draft(folder: Path, sizes: PairSizes, *, native_window: int | None = None) -> None:
@@ -109,20 +110,21 @@ def write_draft(folder: Path, sizes: PairSizes, *, native_window: int | None = N
         weights = {name.replace("layers.0.", "midlayer."): weight for name, weight in weights.items()}
         config |= {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": sizes.vocab}
         config |= {"eagle_aux_hidden_state_layer_ids": sizes.target_layer_ids}
-        if native_window is not None:
-            config |= {"layer_types": ["sliding_attention"] * sizes.draft_layers, "sliding_window": native_window}
-        return _write(folder, config, weights)
-    dflash: dict[str, Any] = {"mask_token_id": sizes.vocab - 1, "target_layer_ids": sizes.target_layer_ids}
-    if sizes.method == "dspark":
-        weights |= {f"markov_head.markov_w{i}.weight": _normal(sizes.vocab, MARKOV_RANK) for i in (1, 2)}
-        config |= dflash | {"architectures": ["Qwen3DSparkModel"], "markov_head_type": "vanilla"}
-        config |= {"markov_rank": MARKOV_RANK, "block_size": sizes.draft_tokens, "sample_from_anchor": True}
-        config |= {"num_target_layers": sizes.layers}
+        native: dict[str, Any] = {
+            "layer_types": ["sliding_attention"] * sizes.draft_layers,
+            "sliding_window": native_window,
+        }
     else:
-        config |= {"architectures": ["DFlashDraftModel"], "mask_token_id": sizes.vocab - 1, "dflash_config": dflash}
-    if native_window is not None:
-        config["dflash_config"] = dflash | {"use_swa": True, "swa_window_size": native_window}
-    _write(folder, config, weights)
+        dflash = {"mask_token_id": sizes.vocab - 1, "target_layer_ids": sizes.target_layer_ids}
+        native = {"dflash_config": dflash | {"use_swa": True, "swa_window_size": native_window}}
+        if sizes.method == "dspark":
+            weights |= {f"markov_head.markov_w{i}.weight": _normal(sizes.vocab, MARKOV_RANK) for i in (1, 2)}
+            config |= dflash | {"architectures": ["Qwen3DSparkModel"], "markov_head_type": "vanilla"}
+            config |= {"markov_rank": MARKOV_RANK, "block_size": sizes.draft_tokens, "sample_from_anchor": True}
+            config |= {"num_target_layers": sizes.layers}
+        else:
+            config |= {"architectures": ["DFlashDraftModel"], "mask_token_id": sizes.vocab - 1, "dflash_config": dflash}
+    _write(folder, config if native_window is None else config | native, weights)
 
 
 def _random(
