@@ -53,10 +53,6 @@ def _console() -> Any:
     return Console(width=None if sys.stdout.isatty() else 220)
 
 
-def _say(line: str) -> None:
-    _console().print(line, markup=False, highlight=False, soft_wrap=True)
-
-
 @contextmanager
 def _in(work: Path | None) -> Iterator[Path]:
     """A folder for models and logs."""
@@ -73,10 +69,10 @@ def _write(path: Path | None, **document: Any) -> None:
 def _verdict(failures: Sequence[str], missing: Sequence[str]) -> None:
     """Exit status 1 where a check failed or a run is missing."""
     for line in (*(f"FAILED {failure}" for failure in failures), *(f"MISSING {line}" for line in missing)):
-        _say(line)
+        typer.echo(line)
     if failures or missing:
         raise typer.Exit(1)
-    _say("all checks passed")
+    typer.echo("all checks passed")
 
 
 _MIXED = ",".join(str(1024 << i) for i in range(8))
@@ -195,7 +191,7 @@ def run(
             cpus=cpus,
             fast_prefill=plan.fast_prefill,
             budget_s=budget,
-            say=_say,
+            say=typer.echo,
             save=partial(_write, out),
         )
     if not results:
@@ -226,7 +222,7 @@ def micro(
 
     more = {"max_model_len": max_model_len, "block_size": block_size}
     cases = [micro.Case(batch=b, groups=g, window=w, **more) for w in windows for g in groups for b in batches]
-    rows = micro.measure(cases, device, say=_say)
+    rows = micro.measure(cases, device, say=typer.echo)
     _console().print(micro.table(rows))
     _write(out, rows=rows)
 
@@ -250,7 +246,7 @@ def equality(
     script = [("serve", churn | {"guard": device == "cuda"})]
     with _in(work) as folder:
         engines = equality.engines(methods, modes if device == "cuda" else ("eager",), window, folder, device)
-        results, missing = session.run(engines, script, work=folder, device=device, at_once=jobs, say=_say)
+        results, missing = session.run(engines, script, work=folder, device=device, at_once=jobs, say=typer.echo)
     if not results:
         _verdict([], missing)
     equality.compare(results, churn["prompts"], device)
