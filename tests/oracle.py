@@ -55,7 +55,9 @@ def visible_tokens(case: Case, seq_len: int) -> np.ndarray:
     wanted = (position < case.sink) | (counted_from - position < case.window) | (position >= first_query)
     # All groups share one sequence length, so a block is whole only where it is whole for every group.
     block = position // math.lcm(*case.block_sizes)
-    return position[np.isin(block, block[wanted])]
+    read = np.zeros(seq_len, dtype=bool)
+    read[block[wanted]] = True
+    return position[read[block]]
 
 
 def windowed_length(case: Case, seq_len: int) -> int:

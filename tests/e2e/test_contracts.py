@@ -1,13 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the window promises about a running engine: identity, addresses, launches, errors, start-up."""
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -16,8 +9,7 @@ from tests.e2e.conftest import VLLM_VERSION
 from tests.e2e.recorder import Recorder
 from tests.e2e.test_lossless import MAX_TOKENS, WINDOW, mixed_prompts
 from tests.option_mistakes import LOOK_ALIKES
-from tools.demo_pair import DEMO_SPECULATION, demo_prompts, demo_speculation
-from vllm_draft_window.cpu_engine import SITE_DIR
+from tools.demo_pair import DEMO_SPECULATION, demo_speculation
 from vllm_draft_window.measuring.engine import Engine
 
 
@@ -77,40 +69,6 @@ def test_dummy_and_profile_runs_leave_no_state(shared_engine, without_speculatio
         second = engine.run(prompts, max_tokens=MAX_TOKENS)
     assert first.tokens == expected[:3]
     assert second.tokens == expected
-
-
-@pytest.mark.slow
-def test_engine_core_in_a_process_of_its_own(tmp_path, without_speculation):
-    """As in serving: every process finds the CPU engine and the plugin by itself."""
-    program = """
-        import json, sys
-        from tools.demo_pair import DEMO_SPECULATION, demo_prompts
-        from vllm_draft_window.measuring.engine import Engine
-        prompts = [prompt[-n:] for prompt, n in zip(demo_prompts(2, 200), (30, 200))]
-        with Engine(
-            speculative_config=DEMO_SPECULATION, additional_config={"draft_window_size": 64}, max_model_len=1024
-        ) as engine:
-            measured = engine.run(prompts, max_tokens=12)
-            assert not hasattr(engine.llm.llm_engine.engine_core, "engine_core"), "the core runs in this process"
-        json.dump([measured.tokens, measured.drafts], open(sys.argv[1], "w"))
-    """
-    root = Path(__file__).parents[2]
-    environment = os.environ | {"PYTHONPATH": f"{SITE_DIR}{os.pathsep}{root}", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), tmp_path / "tokens.json"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    log = result.stdout + result.stderr
-    assert result.returncode == 0, log[-3000:]
-    assert "Draft window in force: method=dspark, W=64" in log
-    tokens, drafts = json.loads((tmp_path / "tokens.json").read_text())
-    prompts = [prompt[-n:] for prompt, n in zip(demo_prompts(2, 200), (30, 200), strict=True)]
-    assert tuple(map(tuple, tokens)) == without_speculation(prompts, max_tokens=12, max_model_len=1024)
-    assert drafts > 0
 
 
 class SynchronizingOps(TorchDispatchMode):

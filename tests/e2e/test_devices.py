@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines of several workers, each a process on this CPU: one speaks and counts, and the tokens are the same."""
+"""Engines of several workers, each a process on this CPU: one speaks and counts, and the tokens are the same.
+
+The engine cores run in processes of their own, as in serving, so each finds the CPU engine and the plugin by itself.
+"""
 
 import json
 import os
@@ -117,6 +120,8 @@ def test_one_worker_of_each_engine_speaks_and_tokens_are_those_of_one_device(
     spoke, counted = (processes_that_say(text, log) for text in (IN_FORCE, "Draft window metrics: Builds:"))
     assert len(spoke) == len(set(spoke)) == engines
     assert set(counted) == set(spoke)
+    behind_a_window = [line for line in log if "Windowed rows: " in line and "Windowed rows: 0," not in line]
+    assert set(processes_that_say("Windowed rows", behind_a_window)) == set(spoke)
     if window is LEARNED:  # both ranks have drawn and credited the same
         assert histories[0] == histories[1] and np.any(histories[0])
 

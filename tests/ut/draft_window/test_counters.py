@@ -126,7 +126,11 @@ def test_one_line_per_interval_and_one_after_the_last_build(caplog_vllm):
 CHILD = """
 from vllm_draft_window.cpu_engine import activate
 activate()
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+from prometheus_client import REGISTRY, generate_latest
 from tests.ut.draft_window.test_counters import DraftWindowCounters, config, removed
+assert "draft_window" not in generate_latest(REGISTRY).decode()
 for _ in range(3):
     counters = DraftWindowCounters(config(model="files"))
     counters.record(1, removed([4096]))
@@ -134,7 +138,7 @@ for _ in range(3):
 """
 
 
-def test_shared_files_bring_them_to_another_process(tmp_path):
+def test_they_are_registered_with_the_first_window_and_shared_files_bring_them_to_another_process(tmp_path):
     environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "VLLM_LOGGING_LEVEL": "ERROR"}
     root = Path(__file__).resolve().parents[3]
     subprocess.run([sys.executable, "-c", CHILD], env=environment, cwd=root, check=True)
@@ -168,19 +172,6 @@ def test_two_threads_publish_nothing_twice():
         sys.setswitchinterval(interval)
     exposed = metrics(generate_latest(REGISTRY).decode(), model_name="raced")
     assert exposed["vllm:draft_window_num_builds_total"] == counters.builds == 3000
-
-
-def test_nothing_is_registered_before_there_is_a_window():
-    program = """
-from vllm_draft_window.cpu_engine import activate
-activate()
-from vllm.plugins import load_general_plugins
-load_general_plugins()
-import vllm_ascend.draft_window.counters
-from prometheus_client import REGISTRY, generate_latest
-assert "draft_window" not in generate_latest(REGISTRY).decode()
-"""
-    subprocess.run([sys.executable, "-c", program], env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}, check=True)
 
 
 KINDS = {

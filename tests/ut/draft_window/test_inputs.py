@@ -52,7 +52,7 @@ def test_plain_torch_equals_the_oracle_with_padding_rows(data):
 
 
 @pytest.mark.slow
-@PROPERTY
+@settings(max_examples=700, deadline=None)  # of up to three batches each
 @given(st.data())
 def test_fused_launch_equals_plain_torch_after_any_history_of_batches(data):
     """Rows are reused by longer and shorter requests and by padding; nothing of the past may shine through."""
