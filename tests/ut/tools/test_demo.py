@@ -26,6 +26,7 @@ def run_demo(monkeypatch, path, *, tokens_on, arguments=()):
     monkeypatch.setattr(demo, "_measure", measure)
     # vLLM is imported by now; the demo itself activates the CPU engine before that.
     monkeypatch.setattr("vllm_draft_window.cpu_engine.activate", lambda: None)
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")  # the demo's own is not for the tests behind this one
     app = typer.Typer()
     app.command()(demo.main)
     return CliRunner().invoke(app, ["--json", str(path), *arguments])
