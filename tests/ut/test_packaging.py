@@ -226,3 +226,11 @@ def test_no_file_of_upstream_is_replaced(wheel):
     upstream = Path(os.environ["VLLM_ASCEND_SRC"])
     assert (upstream / "vllm_ascend" / "__init__.py").exists()
     assert [name for name in wheel.namelist() if (upstream / name).exists()] == []
+
+
+@pytest.mark.xdist_group("together")
+def test_pinned_versions_keep_groups_on_one_worker(request):
+    """Some versions of pytest and pytest-xdist ignore a group in silence, and start its engines on every worker."""
+    if request.config.getoption("dist", "no") != "loadgroup" and not getattr(request.config, "workerinput", None):
+        pytest.skip("with -n 2 --dist loadgroup, as in tools/test.sh")
+    assert request.node.nodeid.endswith("@together")
