@@ -89,16 +89,14 @@ class Engine:
             cpu_engine.describe_models_here()
         # vLLM collects garbage ten times around an engine; what is here before, such as vLLM itself, it need not walk.
         gc.freeze()
-        # What is of the engine stays out of that, or collecting it at the end would mean to walk everything.
-        with mock.patch("gc.freeze"):
-            self.llm = LLM(str(model or DEMO_PAIR / "target"), **(defaults | engine_args))
+        self.llm = LLM(str(model or DEMO_PAIR / "target"), **(defaults | engine_args))
 
     def __enter__(self) -> "Engine":
         return self
 
     def __exit__(self, *_: object) -> None:
         # While the engine is still referred to, collecting garbage, as vLLM does three times here, frees nothing of it.
-        with mock.patch("gc.collect"), mock.patch("gc.unfreeze"):
+        with mock.patch("gc.collect"):
             self.llm.llm_engine.engine_core.shutdown()
             cleanup_dist_env_and_memory()
         del self.llm
