@@ -75,11 +75,11 @@ class Launch:
         self._kernel, self._tensors, self._constants, self._bind = kernel, tensors, constants, bind
         self.bound: Callable[..., None] | None = None
 
-    def __call__(self, num_rows: int, *scalars: int) -> None:
+    def __call__(self, num_rows: int, *arguments: Any) -> None:
         if self.bound is not None:
-            self.bound(num_rows, *scalars)
+            self.bound(num_rows, *arguments)
             return
-        compiled = self._kernel[(num_rows,)](*self._tensors, *scalars, *self._constants)
+        compiled = self._kernel[(num_rows,)](*self._tensors, *arguments, *self._constants)
         if self._bind is not None:
             self.bound = self._bind(compiled, self._tensors, self._constants)
 
