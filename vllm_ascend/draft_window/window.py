@@ -172,9 +172,9 @@ class WindowedDraft:
             return build(upper_bound)
         queries = self._queries if step or query_start_loc is None else np.diff(query_start_loc)
         lookahead = self.lookahead(step)
-        uniform, longest = (queries, queries) if isinstance(queries, int) else (None, int(queries.max()))
 
         def refresh() -> None:
+            uniform = queries if isinstance(queries, int) else None
             self.inputs.refresh(num_reqs=num_reqs, num_rows=num_rows, queries=uniform, lookahead=lookahead)
 
         def build_windowed() -> Metadata:
@@ -186,6 +186,7 @@ class WindowedDraft:
                     full, max_rejected=self._max_rejected, queries=queries, lookahead=lookahead
                 )
                 bound = torch.from_numpy(windowed - step)
+            longest = queries if isinstance(queries, int) else int(queries.max())
             max_seq_len = min(reader.draft_max_seq_len, self.geometry.longest(longest, lookahead))
             with self.inputs.in_place_of_originals(reader, draft_max_seq_len=max_seq_len):
                 return build(bound)
