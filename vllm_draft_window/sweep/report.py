@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm_draft_window.reporting import INTERVALS, figure_and_axes, plot_cells
 
-from .verdict import Cells, Verdict, Window
+from .verdict import Cells, Verdict, Window, WindowCell
 
 
 def name(window: Window) -> str:
@@ -22,21 +22,21 @@ def heading(window: Window) -> str:
 
 def rows(cells: Cells, windows: Sequence[Window], contexts: Sequence[int]) -> list[dict[str, Any]]:
     """One row per cell."""
-    return [
-        {
-            "window": name(window),
-            "context": context,
-            "accepted_length": round(cell.accepted_length, 4),
-            "low": round(cell.interval[0], 4),
-            "high": round(cell.interval[1], 4),
-            "prompts": len(cell.steps),
-            "target_steps": sum(cell.steps),
-            "seconds": round(cell.seconds, 2),
-        }
-        for window in windows
-        for context in contexts
-        for cell in [cells[window, context]]
-    ]
+    return [_row(window, context, cells[window, context]) for window in windows for context in contexts]
+
+
+def _row(window: Window, context: int, cell: WindowCell) -> dict[str, Any]:
+    low, high = cell.interval
+    return {
+        "window": name(window),
+        "context": context,
+        "accepted_length": round(cell.accepted_length, 4),
+        "low": round(low, 4),
+        "high": round(high, 4),
+        "prompts": len(cell.steps),
+        "target_steps": sum(cell.steps),
+        "seconds": round(cell.seconds, 2),
+    }
 
 
 def write(

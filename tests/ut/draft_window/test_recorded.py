@@ -57,7 +57,9 @@ class Graphs:
 class Upstream:
     """Records, per forward, the lengths that its metadata leads to, and the largest that a build was told."""
 
-    def __init__(self):
+    def __init__(self, batch: Batch):
+        self.input_buffers, self.block_tables = batch.input_buffers, batch.block_tables
+        self.max_model_len = self.draft_max_seq_len = 1024
         self.read: list[list[int] | None] = []
         self.builds: list[int] = []
 
@@ -93,9 +95,7 @@ def make_window(window_class, batch: Batch, *, method, queries, max_queries, loo
 
 class Speculator(RecordedParallelSeam, Upstream):
     def __init__(self, batch: Batch):
-        Upstream.__init__(self)
-        self.input_buffers, self.block_tables = batch.input_buffers, batch.block_tables
-        self.max_model_len = self.draft_max_seq_len = 1024
+        Upstream.__init__(self, batch)
         self.window = make_window(RecordedWindow, batch, method="dspark", queries=7, max_queries=7, lookahead=0)
         self.query_cudagraph_manager = Graphs()
 
@@ -104,9 +104,7 @@ class TokenByToken(RecordedTargetDependentSeam, Upstream):
     """K = 4: a first forward over 5 tokens of each request, then three of one."""
 
     def __init__(self, batch: Batch):
-        Upstream.__init__(self)
-        self.input_buffers, self.block_tables = batch.input_buffers, batch.block_tables
-        self.max_model_len = self.draft_max_seq_len = 1024
+        Upstream.__init__(self, batch)
         self.window = make_window(DeferringWindow, batch, method="eagle3", queries=1, max_queries=1024, lookahead=3)
 
     def first(self, seq_lens, desc):
